@@ -1,12 +1,16 @@
 //! The line of waiters for room: which waiter blocks which.
 
+use std::time::Duration;
+
 use crate::world::{
-    Client, World,
+    Client, World, config,
     moving::{fill, parts, tiers},
-    revoking::answer,
+    revoking::{answer, part},
     set_quota, spec,
 };
-use broker_core::{AllocationSpec, ClientFrame, Notice, PartRef};
+use broker_core::{
+    AllocationSpec, CallId, ClientFrame, ClientRequest, Notice, PartRef, Refusal, StoredQuotas, Target, Tier,
+};
 use vramd_types::Bytes;
 
 /// This many parts of 4 MiB, which are mapped when they are pinned.
@@ -107,4 +111,74 @@ fn more_waiters_at_their_limit_than_the_lookahead_are_all_served() {
     world.run_until_idle();
     let served = (2..52).filter(|call| answer(&world, limited, *call) == Some(&None)).count();
     assert_eq!(served, 50, "every one of the idle parts can leave for one of them");
+}
+
+fn on(device: u16, mib: u32) -> AllocationSpec {
+    AllocationSpec { device: Some(device.to_string()), ..spec(mib) }
+}
+
+/// A session without pin words has all of the first device. On each other one lie two idle parts of 4 MiB.
+fn first_in_use<const OTHERS: usize>() -> (World, [[PartRef; 2]; OTHERS]) {
+    let mut config = config(&vec![Bytes::mib(8); OTHERS + 1]);
+    for device in &mut config.devices {
+        device.host = Bytes::mib(16);
+    }
+    let mut world = World::with(config, StoredQuotas::default());
+    let standing = world.open("standing");
+    world.allocate(standing, on(0, 8)).expect("room");
+    let client = world.open_pinning("idle");
+    let idle = (1..).map(|device| {
+        let id = world.allocate(client, on(device, 8)).expect("room");
+        [0, 1].map(|at| part(id, at))
+    });
+    let idle: Vec<_> = idle.take(OTHERS).collect();
+    (world, idle.try_into().expect("as many"))
+}
+
+/// A batch of 4 MiB on each of these devices.
+fn batch(world: &mut World, tenant: &str, devices: &[u16], wait: Duration) -> CallId {
+    let client = world.open_pinning(tenant);
+    let items = devices.iter().map(|device| on(*device, 4)).collect();
+    let call = world.start(client, None, ClientRequest::AllocateBatch { items, wait });
+    world.run_until_idle();
+    call
+}
+
+const LONG: Duration = Duration::from_secs(9);
+
+fn tiers_of<const COUNT: usize>(world: &World, parts: [PartRef; COUNT]) -> [Tier; COUNT] {
+    parts.map(|part| {
+        let view = world.broker.show(&Target::Id(part.allocation)).expect("it is there");
+        view.parts.iter().find(|shown| shown.index == part.part).expect("it has this part").tier
+    })
+}
+
+#[test]
+fn batch_without_a_wait_is_refused_behind_one_that_is_short_elsewhere() {
+    let (mut world, [idle]) = first_in_use();
+    let first = batch(&mut world, "a", &[0, 1], LONG);
+    let second = batch(&mut world, "b", &[1], Duration::ZERO);
+    let answer = world.replies.get(&second);
+    assert!(matches!(answer, Some(Err(Refusal::DeviceFull { .. }))), "{answer:?}");
+    assert!(!world.replies.contains_key(&first));
+    assert_eq!(tiers_of(&world, idle), [Tier::Device; 2]);
+}
+
+#[test]
+fn batch_behind_another_keeps_none_waiting_on_its_other_device() {
+    let (mut world, [idle]) = first_in_use();
+    let behind = [&[0u16][..], &[0, 1]].map(|devices| batch(&mut world, "a", devices, LONG));
+    let last = batch(&mut world, "b", &[1], Duration::ZERO);
+    let answer = world.replies.get(&last);
+    assert!(matches!(answer, Some(Ok(_))), "{answer:?}");
+    assert!(!behind.iter().any(|call| world.replies.contains_key(call)));
+    assert_eq!(tiers_of(&world, idle), [Tier::Host, Tier::Device], "one left for it");
+}
+
+#[test]
+fn nothing_leaves_for_a_batch_behind_one_that_is_short_elsewhere() {
+    let (mut world, [_, idle]) = first_in_use();
+    batch(&mut world, "a", &[0, 1], LONG);
+    batch(&mut world, "b", &[1, 2], LONG);
+    assert_eq!(tiers_of(&world, idle), [Tier::Device; 2]);
 }

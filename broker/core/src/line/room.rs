@@ -42,8 +42,6 @@ pub(crate) struct Need {
     pub(crate) arrived: Arrival,
     /// Cached extents that the waiter will reuse.
     pub(crate) own_cached: Vec<Age>,
-    /// Its shortage on another device that no eviction ends: then nothing is evicted for it here.
-    pub(crate) hopeless: Option<Shortage>,
     /// The waiter lets those behind it pass while it is short.
     pub(crate) lets_pass: bool,
 }

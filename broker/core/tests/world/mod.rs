@@ -24,7 +24,7 @@ use broker_core::{
 };
 use vramd_types::{AllocationId, Bytes, ExtentId, Quantity, SessionId};
 
-pub const UUIDS: [&str; 2] = ["GPU-0", "GPU-1"];
+pub const UUIDS: [&str; 3] = ["GPU-0", "GPU-1", "GPU-2"];
 
 #[derive(Clone, Copy, Debug)]
 pub struct Client {

@@ -328,24 +328,25 @@ impl<'a> VictimChooser<'a> {
 impl Broker {
     /// Plans what leaves a device so that its waiters find room, in their order. Also returns for which of them
     /// it will be enough. No later waiter overtakes one without room, except within its guarantee or where that one
-    /// lets others pass.
+    /// lets others pass. A waiter may come with its shortage on another device.
     pub(crate) fn plan_room<'n>(
         &self,
         device: DeviceIndex,
-        needs: impl Iterator<Item = &'n Need>,
+        needs: impl Iterator<Item = (&'n Need, Option<Unmet>)>,
     ) -> (RoomPlan, Vec<Result<(), Unmet>>) {
         let Some(mut chooser) = VictimChooser::on_device(self, device) else { return Default::default() };
         let (mut results, mut full) = (Vec::with_capacity(needs.size_hint().0), None);
         let mut at_limit: BTreeMap<TenantId, Shortage> = BTreeMap::new();
-        for need in needs {
-            let need = chooser.without_released(need);
-            let tenant = need.footprint.tenant;
-            if let Some(shortage) = need.hopeless {
-                let holds = matches!(shortage, Shortage::Room { .. }) && !need.lets_pass;
-                full = full.or_else(|| holds.then_some(shortage));
-                results.push(Err(Unmet { shortage, is_behind: false }));
+        for (need, short_elsewhere) in needs {
+            if let Some(unmet) = short_elsewhere {
+                // A waiter that stands behind another there keeps none waiting here, as in the walk.
+                let holds = unmet.is_own() && !need.lets_pass;
+                full = full.or_else(|| holds.then_some(unmet.shortage));
+                results.push(Err(unmet));
                 continue;
             }
+            let need = chooser.without_released(need);
+            let tenant = need.footprint.tenant;
             let behind = full.filter(|_| !self.is_guaranteed(&need));
             // A shortage of its own limit keeps only waiters of the tenant waiting.
             if let Some(shortage) = at_limit.get(&tenant).copied().or(behind) {

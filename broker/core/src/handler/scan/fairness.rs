@@ -1,8 +1,9 @@
 //! Fairness: the waiters that a waiter keeps waiting when it stays.
 //!
-//! A waiter without room fills its device for all behind it, except within their guarantee. A waiter at its tenant's
-//! limit keeps only its own tenant's waiters waiting, and takes no place of another in the lookahead. A waiter that
-//! nothing helps keeps none waiting while it lets others pass (`line/turns.rs`).
+//! A waiter without room fills its devices for all behind it, except within their guarantee. A batch that stands
+//! behind such a waiter on one device keeps none waiting on its others. A waiter at its tenant's limit keeps only its
+//! own tenant's waiters waiting, and takes no place of another in the lookahead. A waiter that nothing helps keeps
+//! none waiting while it lets others pass (`line/turns.rs`).
 
 use std::collections::BTreeSet;
 

@@ -140,34 +140,31 @@ impl Scan {
         Decisions { found, plans, hopeless, unplanned }
     }
 
-    /// Plans what has to leave each device, and lists the waiters that no plan helps.
+    /// Plans what has to leave each device, and lists the waiters that no plan helps. Nothing leaves one device for a
+    /// batch that stays short on another, so the devices are planned again until no further waiter is short.
     fn plan_evictions(view: &Broker, line: &[Waiting]) -> (Vec<RoomPlan>, BTreeMap<Waiter, Unmet>) {
-        let (mut hopeless, mut plans) = (BTreeMap::<Waiter, Unmet>::new(), Vec::with_capacity(line.len()));
-        for (device, waiting) in line {
-            let (plan, results) = view.plan_room(*device, waiting.iter().map(|(_, need)| need));
-            let waiters = waiting.iter().map(|(waiter, _)| *waiter);
-            for (waiter, unmet) in waiters.zip(results).filter_map(|(waiter, it)| Some((waiter, it.err()?))) {
-                // A batch that is short of its own on one device is so, whomever it stands behind on another.
-                let is_behind = hopeless.get(&waiter).is_none_or(|on_another| on_another.is_behind);
-                if is_behind {
-                    hopeless.insert(waiter, unmet);
+        let mut hopeless = BTreeMap::<Waiter, Unmet>::new();
+        loop {
+            let (mut found, mut plans) = (BTreeMap::<Waiter, Unmet>::new(), Vec::with_capacity(line.len()));
+            for (device, waiting) in line {
+                let needs = waiting.iter().map(|(waiter, need)| (need, hopeless.get(waiter).copied()));
+                let (plan, results) = view.plan_room(*device, needs);
+                let waiters = waiting.iter().map(|(waiter, _)| *waiter);
+                let unmet = waiters.zip(results).filter_map(|(waiter, it)| Some((waiter, it.err()?)));
+                for (waiter, unmet) in unmet.filter(|(waiter, _)| !hopeless.contains_key(waiter)) {
+                    // A batch that is short of its own on one device is so, whomever it stands behind on another.
+                    if found.get(&waiter).is_none_or(|on_another| on_another.is_behind) {
+                        found.insert(waiter, unmet);
+                    }
                 }
+                plans.push(plan);
             }
-            plans.push(plan);
+            let is_last = found.is_empty() || line.len() == 1;
+            hopeless.append(&mut found);
+            if is_last {
+                return (plans, hopeless);
+            }
         }
-        // Nothing leaves one device for a batch that stays short on another.
-        if line.len() > 1 && !hopeless.is_empty() {
-            let with_shortage_elsewhere = |(waiter, need): &(Waiter, Need)| {
-                let hopeless = hopeless.get(waiter).map(|unmet| unmet.shortage);
-                Need { hopeless, ..need.clone() }
-            };
-            let again = line.iter().map(|(device, waiting)| {
-                let needs: Vec<_> = waiting.iter().map(with_shortage_elsewhere).collect();
-                view.plan_room(*device, needs.iter()).0
-            });
-            plans = again.collect();
-        }
-        (plans, hopeless)
     }
 
     pub(super) fn device(&self, device: DeviceIndex) -> Option<&DeviceScan> {

@@ -167,7 +167,6 @@ impl Broker {
                 footprint: Footprint { tenant, device: place.device, size },
                 arrived,
                 own_cached: cached,
-                hopeless: None,
                 lets_pass,
             }
         };

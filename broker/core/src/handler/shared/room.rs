@@ -29,13 +29,7 @@ impl Broker {
             Waiter::Part(part) if self.line.is_deferred(part) => SmallVec::new(),
             Waiter::Part(part) => {
                 let lets_pass = self.lets_pass(waiter);
-                let need = |footprint| Need {
-                    footprint,
-                    arrived,
-                    own_cached: Vec::new(),
-                    hopeless: None,
-                    lets_pass,
-                };
+                let need = |footprint| Need { footprint, arrived, own_cached: Vec::new(), lets_pass };
                 self.footprint_of(part).map(need).into_iter().collect()
             }
             Waiter::Batch(op) => self.batch_needs(op, arrived).into_iter().collect(),
