@@ -129,7 +129,10 @@ impl Oracle {
                 *leavable.entry(extent.owner).or_default() += extent.size;
             }
             for ((tenant, _), taken) in taken.iter().filter(|((_, on), _)| on == device) {
-                *leavable.entry(*tenant).or_default() += taken;
+                // Others may pass within their guarantee, and that room is then no longer there for it.
+                let guarantee = self.quota_now(*tenant, *device).0;
+                let beyond = self.charged_in_use(*tenant, *device).saturating_sub(guarantee);
+                *leavable.entry(*tenant).or_default() += (*taken).min(beyond);
             }
             self.shortage(needs.tenant, *device, *bytes, &leavable) == Shortage::None
         })
