@@ -13,6 +13,7 @@ use vramd_tests::{
     victim::{Script, Step, content},
     wait::PATIENCE,
 };
+use vramd_types::Reason;
 use vramd_words::{Access, Unpinned};
 
 use crate::{
@@ -59,19 +60,21 @@ fn in_time(end: Instant, what: &str) -> Result<()> {
 /// Pins all parts, and uses them once they are there.
 fn pin_all(life: &mut Life, told: &Allocation, end: Instant) -> Result<(), End> {
     let all = parts(told).map(|part_index| PartRef { allocation_id: told.allocation_id, part_index });
-    let call = life.session()?.pin(all.collect());
+    let all: Vec<_> = all.collect();
+    let mut call = life.session()?.pin(all.clone());
     life.at(Step::PinCalled)?;
     loop {
         in_time(end, "its pins")?;
         if life.session()?.channel.waits(PAUSE) {
             let Some(answer) = heed(life)? else { continue };
-            if let Some(refused) = answer.refused {
-                return Err(anyhow!("not pinned: {:?}", Refused::from_frame(refused)).into());
-            }
             if answer.call_id != call {
                 return Err(anyhow!("another call is answered").into());
             }
-            break;
+            let Some(refused) = answer.refused.map(Refused::from_frame) else { break };
+            if refused.reason != Reason::PinStalled.name() {
+                return Err(anyhow!("not pinned: {refused:?}").into());
+            }
+            call = life.session()?.pin(all.clone());
         }
         if moves(&look(life, told)?, Tier::Device) {
             life.at(Step::Coming)?;

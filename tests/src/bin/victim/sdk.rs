@@ -198,8 +198,8 @@ impl Life {
                 rounds_left = if reaper.fate.death == Death::Close { 0 } else { rounds_left - 1 };
             }
             let (pinned, told) = match (open, sealed) {
-                (Some(open), _) => (open.pin(Access::Write)?, written.as_str()),
-                (None, Some(sealed)) => (sealed.pin(Access::Read)?, sealed.digest()),
+                (Some(open), _) => (self.repeat(|| open.pin(Access::Write))?, written.as_str()),
+                (None, Some(sealed)) => (self.repeat(|| sealed.pin(Access::Read))?, sealed.digest()),
                 (None, None) => return Err(anyhow!("it has nothing to pin")),
             };
             if digest(pinned.as_slice()?) != told {
@@ -222,7 +222,7 @@ impl Life {
     fn connect(&mut self) -> Result<()> {
         let name = self.reaper.fate.client_name();
         let builder = Client::builder().name(name).request_timeout(PATIENCE);
-        let client = self.unless_draining(|| builder.clone().connect())?;
+        let client = self.repeat(|| builder.clone().connect())?;
         say(&Report::Session(client.session_id().get()));
         self.client = Some(client);
         Ok(())
@@ -242,7 +242,8 @@ impl Life {
         self.allocate(true)?;
         let fate = &self.reaper.fate;
         let open = self.open.as_ref().context("it was allocated")?;
-        open.pin(Access::Write)?.as_mut_slice()?.copy_from_slice(&content(fate.case, fate.size()));
+        let mut pinned = self.repeat(|| open.pin(Access::Write))?;
+        pinned.as_mut_slice()?.copy_from_slice(&content(fate.case, fate.size()));
         Ok(())
     }
 
@@ -257,7 +258,7 @@ impl Life {
             request = request.unpinned();
         }
         let client = self.client.as_ref().context("it was connected")?;
-        let open = self.unless_draining(|| client.allocate(request.clone()))?;
+        let open = self.repeat(|| client.allocate(request.clone()))?;
         say(&Report::Allocation(open.id().get()));
         self.open = Some(open);
         Ok(())
@@ -265,7 +266,7 @@ impl Life {
 
     fn attach(&mut self) -> Result<()> {
         let client = self.client.as_ref().context("it was connected")?;
-        let sealed = self.unless_draining(|| client.attach(self.reaper.fate.target.as_str()))?;
+        let sealed = self.repeat(|| client.attach(self.reaper.fate.target.as_str()))?;
         if digest(sealed.as_slice()?) != sealed.digest() {
             say(&Report::Intact(false));
         }
@@ -280,12 +281,15 @@ impl Life {
         Ok(())
     }
 
-    /// Asks again while the node is draining. Not once its channel was closed: the refusal may have come before that,
-    /// and with another channel the victim would live on.
-    fn unless_draining<T>(&self, mut ask: impl FnMut() -> Result<T, Error>) -> Result<T> {
+    /// Asks again while the node is draining, and after a pin that waited only for pins that wait themselves. Not once
+    /// its channel was closed: the refusal may have come before that, and with another channel the victim would live on.
+    fn repeat<T>(&self, mut ask: impl FnMut() -> Result<T, Error>) -> Result<T> {
         loop {
             match ask() {
-                Err(error) if error.reason() == Some(Reason::Draining) && !self.is_closed() => {
+                Err(error)
+                    if matches!(error.reason(), Some(Reason::Draining | Reason::PinStalled))
+                        && !self.is_closed() =>
+                {
                     thread::sleep(PAUSE);
                 }
                 outcome => return Ok(outcome?),

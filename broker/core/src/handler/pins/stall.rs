@@ -1,7 +1,7 @@
 //! Pin calls that wait only for each other.
 //!
-//! A set that is pinned from nothing never waits for a session that waits. But a session that holds pins and
-//! asks for more may wait for a session that waits for it, or for itself.
+//! A set that is pinned from nothing waits for a session that waits only if it passed that one in the line. But a
+//! session that holds pins and asks for more may wait for a session that waits for it, or for itself.
 //!
 //! The daemon aborts a call that has waited for a while only for sessions that wait themselves, the youngest
 //! call first. Its client unpins what it holds, and the others go on; their time starts anew.
