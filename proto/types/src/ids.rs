@@ -6,7 +6,7 @@
 
 use std::{fmt, str::FromStr};
 
-use crate::shown_ids;
+use crate::shown_ids::{self, Kind};
 
 pub(crate) const COUNTER_BITS: u32 = 40;
 pub(crate) const COUNTER_MAX: u64 = (1 << COUNTER_BITS) - 1;
@@ -30,7 +30,7 @@ impl fmt::Display for ParseIdError {
 impl std::error::Error for ParseIdError {}
 
 macro_rules! id {
-    ($(#[$doc:meta])* $name:ident, $prefix:literal, $show:path, $read:path) => {
+    ($(#[$doc:meta])* $name:ident, $prefix:literal, $kind:expr) => {
         $(#[$doc])*
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub struct $name(u64);
@@ -47,12 +47,12 @@ macro_rules! id {
 
             /// The id that is shown as that number.
             pub fn from_shown(shown: u64) -> Self {
-                Self($read(shown))
+                Self(shown_ids::read($kind, shown))
             }
 
             /// The number that clients, operators and logs see.
             pub fn shown(self) -> u64 {
-                $show(self.0)
+                shown_ids::show($kind, self.0)
             }
         }
 
@@ -80,19 +80,19 @@ macro_rules! id {
 
 id!(
     /// One allocation, printed `a-…`.
-    AllocationId, "a-", shown_ids::show, shown_ids::read
+    AllocationId, "a-", Some(Kind::Allocation)
 );
 id!(
     /// One session of a client process, printed `s-…`.
-    SessionId, "s-", shown_ids::show, shown_ids::read
+    SessionId, "s-", Some(Kind::Session)
 );
 id!(
     /// One extent, a physical piece of memory, printed `e-…`. It never leaves the daemon.
-    ExtentId, "e-", std::convert::identity, std::convert::identity
+    ExtentId, "e-", None
 );
 id!(
     /// One copy between two extents, printed `c-…`. It never leaves the daemon.
-    CopyId, "c-", std::convert::identity, std::convert::identity
+    CopyId, "c-", None
 );
 
 /// The number of a device in the daemon's order.

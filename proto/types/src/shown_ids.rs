@@ -5,6 +5,9 @@
 //! them. So the daemon shows each id permuted by a key that it draws at its start. The permutation keeps the boot
 //! epoch, so shown ids are as unique as the numbers behind them.
 //!
+//! Each [`Kind`] of id has its own permutation. With one for all, the n-th session and the n-th allocation would show
+//! the same number, and a client could allocate until it met the number of a session.
+//!
 //! The key is one for the process, since an id also appears in the text of an error or of a log line, wherever it is
 //! formatted. No decision depends on it. Without [`hide_counts`], ids are shown as they are: in clients, tools and
 //! the simulator.
@@ -21,6 +24,13 @@ const HALF_MAX: u64 = (1 << HALF_BITS) - 1;
 /// Four rounds already hide the order, as long as the hash of a round cannot be predicted. Two more cost 100 ns.
 const ROUNDS: u8 = 6;
 
+/// The kinds of ids that clients see. The kind is mixed into every round.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Kind {
+    Allocation,
+    Session,
+}
+
 static PERMUTATION: OnceLock<Permutation<RandomState>> = OnceLock::new();
 
 /// Shows the ids of this process permuted from now on. The daemon calls it once, before it shows the first.
@@ -29,32 +39,34 @@ pub fn hide_counts() {
     PERMUTATION.get_or_init(|| Permutation(RandomState::new()));
 }
 
-pub(crate) fn show(raw: u64) -> u64 {
-    PERMUTATION.get().map_or(raw, |permutation| permutation.show(raw))
+/// Returns the number that is shown for an id. An id of no kind never leaves the daemon, and stays as it is.
+pub(crate) fn show(kind: Option<Kind>, raw: u64) -> u64 {
+    PERMUTATION.get().zip(kind).map_or(raw, |(permutation, kind)| permutation.show(kind, raw))
 }
 
-pub(crate) fn read(shown: u64) -> u64 {
-    PERMUTATION.get().map_or(shown, |permutation| permutation.read(shown))
+/// Returns the id that is shown as that number.
+pub(crate) fn read(kind: Option<Kind>, shown: u64) -> u64 {
+    PERMUTATION.get().zip(kind).map_or(shown, |(permutation, kind)| permutation.read(kind, shown))
 }
 
-/// A permutation of the counters of ids: a balanced Feistel network over the two halves of a counter.
+/// A permutation of the counters of ids for each kind: a balanced Feistel network over the two halves of a counter.
 struct Permutation<S>(S);
 
 impl<S: BuildHasher> Permutation<S> {
-    fn show(&self, raw: u64) -> u64 {
-        self.permute(raw, 0..ROUNDS)
+    fn show(&self, kind: Kind, raw: u64) -> u64 {
+        self.permute(kind, raw, 0..ROUNDS)
     }
 
-    /// Returns the id that is shown as that number.
-    fn read(&self, shown: u64) -> u64 {
+    fn read(&self, kind: Kind, shown: u64) -> u64 {
         // With its halves swapped before and after, a Feistel network in reverse order undoes itself.
-        swap(self.permute(swap(shown), (0..ROUNDS).rev()))
+        swap(self.permute(kind, swap(shown), (0..ROUNDS).rev()))
     }
 
-    fn permute(&self, id: u64, rounds: impl Iterator<Item = u8>) -> u64 {
+    fn permute(&self, kind: Kind, id: u64, rounds: impl Iterator<Item = u8>) -> u64 {
         let halves = (id >> HALF_BITS & HALF_MAX, id & HALF_MAX);
-        let (left, right) = rounds
-            .fold(halves, |(left, right), round| (right, left ^ self.0.hash_one((round, right)) & HALF_MAX));
+        let (left, right) = rounds.fold(halves, |(left, right), round| {
+            (right, left ^ self.0.hash_one((kind, round, right)) & HALF_MAX)
+        });
         id & !COUNTER_MAX | left << HALF_BITS | right
     }
 }
@@ -83,9 +95,10 @@ mod tests {
         let permutation = Permutation(RandomState::new());
         let mut seen = BTreeSet::new();
         for id in ids().collect::<BTreeSet<_>>() {
-            let shown = permutation.show(id);
-            assert_eq!(permutation.read(shown), id);
-            assert_eq!(permutation.show(permutation.read(id)), id, "an id that no one was shown");
+            let shown = permutation.show(Kind::Session, id);
+            assert_eq!(permutation.read(Kind::Session, shown), id);
+            let unshown = permutation.read(Kind::Session, id);
+            assert_eq!(permutation.show(Kind::Session, unshown), id, "an id that no one was shown");
             assert_eq!(epoch_of(shown), 7);
             assert!(seen.insert(shown), "{shown} is shown twice");
         }
@@ -100,7 +113,7 @@ mod tests {
         let permutation = Permutation(RandomState::new());
         let mut source = IdSource::new(1);
         let shown: Vec<u64> =
-            (0..=PAIRS).filter_map(|_| source.next_raw()).map(|raw| permutation.show(raw)).collect();
+            (0..=PAIRS).filter_map(|_| source.next_raw()).map(|raw| permutation.show(Kind::Session, raw)).collect();
         let mut found = [0usize; 16];
         for pair in shown.windows(2) {
             let distance = pair[1].wrapping_sub(pair[0]) & COUNTER_MAX;
@@ -113,7 +126,18 @@ mod tests {
     #[test]
     fn two_starts_show_ids_differently() {
         let (first, second) = (Permutation(RandomState::new()), Permutation(RandomState::new()));
-        let same = ids().filter(|id| first.show(*id) == second.show(*id)).count();
+        let show = |by: &Permutation<RandomState>, id| by.show(Kind::Session, id);
+        let same = ids().filter(|id| show(&first, *id) == show(&second, *id)).count();
         assert!(same < 10, "{same}");
+    }
+
+    /// No two kinds of ids can be counted by each other.
+    #[test]
+    fn each_kind_is_permuted_in_its_own_way() {
+        let permutation = Permutation(RandomState::new());
+        let shown = |kind| ids().map(|id| permutation.show(kind, id)).collect::<BTreeSet<_>>();
+        let (sessions, allocations) = (shown(Kind::Session), shown(Kind::Allocation));
+        // Of 6,000 numbers among 2^40, hardly ever one is in both sets.
+        assert!(sessions.intersection(&allocations).count() < 3);
     }
 }

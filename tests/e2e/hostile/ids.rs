@@ -1,5 +1,7 @@
 //! Ids tell a client nothing about what others open, and mean the same wherever they are shown.
 
+use std::collections::BTreeSet;
+
 use vramd_proto::v1::ListAllocationsRequest;
 use vramd_tests::{Config, Daemon, MIB, RawSession, session::spec};
 use vramd_types::Reason;
@@ -22,6 +24,18 @@ fn ids_do_not_count() {
     assert_do_not_count(&sessions.iter().map(RawSession::id).collect::<Vec<_>>());
     let allocations: Vec<u64> = sessions.iter().map(|it| it.reserve(spec(MIB)).allocation_id).collect();
     assert_do_not_count(&allocations);
+}
+
+/// A client that allocates until it meets the number of a session would count sessions by its allocations.
+#[test]
+fn sessions_and_allocations_have_no_number_in_common() {
+    let daemon = Daemon::new();
+    let sessions: Vec<RawSession> = (0..32).map(|_| daemon.open()).collect();
+    let numbers: BTreeSet<u64> = sessions.iter().map(RawSession::id).collect();
+    let allocations: BTreeSet<u64> =
+        sessions.iter().map(|it| it.reserve(spec(MIB)).allocation_id).collect();
+    let common: Vec<_> = numbers.intersection(&allocations).collect();
+    assert!(common.is_empty(), "{common:?}");
 }
 
 #[test]
