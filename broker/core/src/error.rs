@@ -2,7 +2,7 @@
 
 use std::{fmt, time::Duration};
 
-use vramd_types::{AllocationId, Bytes, PartIndex, Reason, SessionId, printable};
+use vramd_types::{AllocationId, Bytes, PartIndex, Reason, SessionId, WaitId, printable};
 
 use crate::event::Tier;
 
@@ -171,10 +171,10 @@ pub enum Refusal {
         waited: String,
     },
     WaitCancelled {
-        wait: u64,
+        wait: WaitId,
     },
     WaitNotFound {
-        wait: u64,
+        wait: WaitId,
     },
     /// A client cancelled a batch of its session that is not in the line.
     BatchNotWaiting {

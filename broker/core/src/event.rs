@@ -2,7 +2,7 @@
 
 use std::{ops::RangeInclusive, sync::Arc, time::Duration};
 
-use vramd_types::{AllocationId, Bytes, DeviceIndex, ExtentId, PartIndex, Quantity, SessionId};
+use vramd_types::{AllocationId, Bytes, DeviceIndex, ExtentId, PartIndex, Quantity, SessionId, WaitId};
 
 use crate::{collections::Pair, settings::SettingsChange};
 
@@ -336,7 +336,7 @@ pub enum OperatorRequest {
     /// Refuses a batch that waits for room, or all pin calls that wait for one part.
     CancelWait {
         /// [`crate::WaitView::id`].
-        wait: u64,
+        wait: WaitId,
     },
     /// Applies all of the change, or nothing.
     ChangeSettings(SettingsChange),

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use vramd_types::{AllocationId, Bytes, DeviceIndex, ExtentId, PartIndex, Quantity, SessionId};
+use vramd_types::{AllocationId, Bytes, DeviceIndex, ExtentId, PartIndex, Quantity, SessionId, WaitId};
 
 use crate::{
     event::{ChannelId, Kind, Lifetime, PartRef, Slot, Tier},
@@ -198,8 +198,7 @@ pub struct DeviceView {
 /// One waiter in the line: it waits for room on a device, or for its tenant to be below its limit there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WaitView {
-    /// The number of the wait. Numbers grow in the order of the line.
-    pub id: u64,
+    pub id: WaitId,
     /// The UUID of the device.
     pub device: String,
     pub tenant: String,
@@ -212,7 +211,7 @@ pub struct WaitView {
     pub request: u64,
     pub reason: WaitReason,
     /// How many earlier requests it stands behind, and a wait of the last of them.
-    pub ahead: (usize, Option<u64>),
+    pub ahead: (usize, Option<WaitId>),
 }
 
 /// Why a waiter has not started.

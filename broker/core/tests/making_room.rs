@@ -15,7 +15,7 @@ use broker_core::{
     AllocationSpec, ClientFrame, ClientRequest, Command, EvictionPolicy, Notice, OperatorRequest, PartMove,
     PartRef, Refusal, Reply, RequestKey, StoredQuotas, Tier, WaiterView,
 };
-use vramd_types::{Bytes, Reason};
+use vramd_types::{Bytes, Reason, WaitId};
 
 fn one(world: &mut World, client: Client, mib: u32, content: u64) -> PartRef {
     let part = part(world.allocate(client, spec(mib)).expect("room"), 0);
@@ -192,7 +192,7 @@ fn deadline_or_operator_ends_a_wait() {
     world.run_until_idle();
     let waits = world.broker.waits();
     assert_eq!(waits.len(), 3);
-    let unknown = world.operate(OperatorRequest::CancelWait { wait: 99_999 }).expect_err("unknown");
+    let unknown = world.operate(OperatorRequest::CancelWait { wait: WaitId::from_raw(99_999) }).expect_err("unknown");
     assert_eq!(unknown.reason(), Reason::WaitNotFound);
     for wait in &waits[1..] {
         let reply = world.operate(OperatorRequest::CancelWait { wait: wait.id });

@@ -19,7 +19,7 @@ use tonic_types::StatusExt as _;
 use vramd_proto::v1::{
     self, admin_service_client::AdminServiceClient, memory_service_client::MemoryServiceClient,
 };
-use vramd_types::{AllocationId, Bytes};
+use vramd_types::{AllocationId, Bytes, WaitId};
 
 use super::*;
 use crate::{
@@ -275,7 +275,7 @@ async fn a_batch_waits_as_long_as_it_says() {
     assert_eq!(refused.get_error_details().error_info().unwrap().metadata["field"], "wait_ms");
 
     let call = tokio::spawn(async move { memory.allocate_batch(batch).await });
-    let event = served.answer(Err(Refusal::WaitCancelled { wait: 9 })).await;
+    let event = served.answer(Err(Refusal::WaitCancelled { wait: WaitId::from_shown(9) })).await;
     let Event::Client { request: ClientRequest::AllocateBatch { items, wait }, .. } = event else { panic!() };
     assert_eq!((wait, items[0].unpinned), (Duration::from_millis(1500), true));
     let status = call.await.unwrap().unwrap_err();
@@ -289,9 +289,10 @@ async fn an_operator_ends_a_wait() {
     let cancel = v1::CancelWaitRequest { request_id: vec![3; 16], wait_id: 9 };
     let call = tokio::spawn(async move { admin.cancel_wait(cancel).await });
     let event = served.answer(Ok(Reply::WaitCancelled)).await;
-    let Event::Operator { request: OperatorRequest::CancelWait { wait: 9 }, key: Some(_), .. } = event else {
+    let Event::Operator { request: OperatorRequest::CancelWait { wait }, key: Some(_), .. } = event else {
         panic!("{event:?}")
     };
+    assert_eq!(wait, WaitId::from_shown(9));
     call.await.unwrap().unwrap();
     let mut admin = served.admin().await;
     let page = v1::ListMovesRequest { page_token: "x".to_owned(), ..Default::default() };

@@ -1,8 +1,9 @@
 //! Ids of allocations, sessions and other objects, and their printed forms.
 //!
 //! Ids of allocations, sessions and extents are never reused: the high 24 bits are the boot epoch, the low 40 count up
-//! from 1. The daemon shows the ids of allocations and sessions [permuted](crate::hide_counts). The printed form is a
-//! prefix and the same decimal number that JSON and `grpcurl` show, so that either can be pasted anywhere.
+//! from 1. Ids of waits count up from 1 with each start. The daemon shows the ids of allocations, sessions and waits
+//! [permuted](crate::hide_counts). The printed form is a prefix and the same decimal number that JSON and `grpcurl` show,
+//! so that either can be pasted anywhere.
 
 use std::{fmt, str::FromStr};
 
@@ -85,6 +86,10 @@ id!(
 id!(
     /// One session of a client process, printed `s-…`.
     SessionId, "s-", Some(Kind::Session)
+);
+id!(
+    /// One wait for room on a device, printed as its bare number. Later waits have greater numbers inside the daemon.
+    WaitId, "", Some(Kind::Wait)
 );
 id!(
     /// One extent, a physical piece of memory, printed `e-…`. It never leaves the daemon.

@@ -20,7 +20,7 @@ pub use bytes::{Bytes, GRANULARITY};
 pub use file_kind::file_kind_name;
 pub use ids::{
     AllocationId, BOOT_EPOCH_MAX, CopyId, DeviceIndex, ExtentId, HostNode, IdSource, ParseIdError, PartIndex,
-    SessionId, epoch_of,
+    SessionId, WaitId, epoch_of,
 };
 pub use printable::{printable, printable_within};
 pub use quantity::{Quantity, QuantityError};

@@ -6,7 +6,8 @@
 //! epoch, so shown ids are as unique as the numbers behind them.
 //!
 //! Each [`Kind`] of id has its own permutation. With one for all, the n-th session and the n-th allocation would show
-//! the same number, and a client could allocate until it met the number of a session.
+//! the same number, and a client could allocate until it met the number of a session. No id is shown with the counter 0,
+//! which stands for none.
 //!
 //! The key is one for the process, since an id also appears in the text of an error or of a log line, wherever it is
 //! formatted. No decision depends on it. Without [`hide_counts`], ids are shown as they are: in clients, tools and
@@ -29,6 +30,7 @@ const ROUNDS: u8 = 6;
 pub(crate) enum Kind {
     Allocation,
     Session,
+    Wait,
 }
 
 static PERMUTATION: OnceLock<Permutation<RandomState>> = OnceLock::new();
@@ -54,12 +56,16 @@ struct Permutation<S>(S);
 
 impl<S: BuildHasher> Permutation<S> {
     fn show(&self, kind: Kind, raw: u64) -> u64 {
-        self.permute(kind, raw, 0..ROUNDS)
+        past_zero(raw, |id| self.permute(kind, id, 0..ROUNDS))
     }
 
     fn read(&self, kind: Kind, shown: u64) -> u64 {
+        past_zero(shown, |id| self.unpermute(kind, id))
+    }
+
+    fn unpermute(&self, kind: Kind, id: u64) -> u64 {
         // With its halves swapped before and after, a Feistel network in reverse order undoes itself.
-        swap(self.permute(kind, swap(shown), (0..ROUNDS).rev()))
+        swap(self.permute(kind, swap(id), (0..ROUNDS).rev()))
     }
 
     fn permute(&self, kind: Kind, id: u64, rounds: impl Iterator<Item = u8>) -> u64 {
@@ -68,6 +74,16 @@ impl<S: BuildHasher> Permutation<S> {
             (right, left ^ self.0.hash_one((kind, round, right)) & HALF_MAX)
         });
         id & !COUNTER_MAX | left << HALF_BITS | right
+    }
+}
+
+/// Makes a permutation keep the counter 0, and still be one: what it takes to 0 goes where 0 would have gone.
+fn past_zero(id: u64, permute: impl Fn(u64) -> u64) -> u64 {
+    let is_zero = |id: u64| id & COUNTER_MAX == 0;
+    match permute(id) {
+        _ if is_zero(id) => id,
+        zero if is_zero(zero) => permute(zero),
+        other => other,
     }
 }
 
@@ -104,6 +120,18 @@ mod tests {
         }
     }
 
+    #[test]
+    fn no_id_is_shown_as_zero() {
+        let permutation = Permutation(RandomState::new());
+        for zero in [0, 7 << COUNTER_BITS] {
+            assert_eq!(permutation.show(Kind::Wait, zero), zero);
+            let id = permutation.unpermute(Kind::Wait, zero);
+            let shown = permutation.show(Kind::Wait, id);
+            assert_ne!(shown, zero);
+            assert_eq!(permutation.read(Kind::Wait, shown), id);
+        }
+    }
+
     /// Neither the order of two successive ids nor their distance tells anything: the distances spread evenly over
     /// the whole range.
     #[test]
@@ -112,8 +140,10 @@ mod tests {
         const SIXTEENTH: u64 = (COUNTER_MAX + 1) / 16;
         let permutation = Permutation(RandomState::new());
         let mut source = IdSource::new(1);
-        let shown: Vec<u64> =
-            (0..=PAIRS).filter_map(|_| source.next_raw()).map(|raw| permutation.show(Kind::Session, raw)).collect();
+        let shown: Vec<u64> = (0..=PAIRS)
+            .filter_map(|_| source.next_raw())
+            .map(|raw| permutation.show(Kind::Session, raw))
+            .collect();
         let mut found = [0usize; 16];
         for pair in shown.windows(2) {
             let distance = pair[1].wrapping_sub(pair[0]) & COUNTER_MAX;
@@ -136,8 +166,10 @@ mod tests {
     fn each_kind_is_permuted_in_its_own_way() {
         let permutation = Permutation(RandomState::new());
         let shown = |kind| ids().map(|id| permutation.show(kind, id)).collect::<BTreeSet<_>>();
-        let (sessions, allocations) = (shown(Kind::Session), shown(Kind::Allocation));
-        // Of 6,000 numbers among 2^40, hardly ever one is in both sets.
-        assert!(sessions.intersection(&allocations).count() < 3);
+        let kinds = [Kind::Allocation, Kind::Session, Kind::Wait].map(shown);
+        for [one, other] in [[0, 1], [0, 2], [1, 2]] {
+            // Of 6,000 numbers among 2^40, hardly ever one is in two sets.
+            assert!(kinds[one].intersection(&kinds[other]).count() < 3);
+        }
     }
 }

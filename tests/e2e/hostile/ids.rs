@@ -2,9 +2,17 @@
 
 use std::collections::BTreeSet;
 
-use vramd_proto::v1::ListAllocationsRequest;
+use vramd_proto::v1::{AllocateBatchRequest, CancelAllocateBatchRequest, ListAllocationsRequest};
 use vramd_tests::{Config, Daemon, MIB, RawSession, session::spec};
 use vramd_types::Reason;
+
+use crate::moves::{
+    line::{
+        batches::{LONG_MS, until_wait},
+        waits::all_waits,
+    },
+    parts, tiers,
+};
 
 /// Two of 32 random ids of 40 bits are that near to each other once in 10^6 runs.
 const NEAR: u64 = 500;
@@ -32,10 +40,37 @@ fn sessions_and_allocations_have_no_number_in_common() {
     let daemon = Daemon::new();
     let sessions: Vec<RawSession> = (0..32).map(|_| daemon.open()).collect();
     let numbers: BTreeSet<u64> = sessions.iter().map(RawSession::id).collect();
-    let allocations: BTreeSet<u64> =
-        sessions.iter().map(|it| it.reserve(spec(MIB)).allocation_id).collect();
+    let allocations: BTreeSet<u64> = sessions.iter().map(|it| it.reserve(spec(MIB)).allocation_id).collect();
     let common: Vec<_> = numbers.intersection(&allocations).collect();
     assert!(common.is_empty(), "{common:?}");
+}
+
+/// A client learns the number of its own wait by cancelling it. Two such numbers do not tell how many others waited
+/// between them.
+#[test]
+fn wait_numbers_do_not_count() {
+    let daemon = Daemon::start(&tiers("4MiB", "8MiB"));
+    let mut other = daemon.open();
+    let held = other.allocate(parts(2)).allocation_id;
+    let session = RawSession::open_with_pins(&daemon.sockets());
+    let waits = (0..32).map(|number| {
+        let request_id = vec![number; 16];
+        let spec = session.request(vec![parts(1)]);
+        let waiting = session.memory.allocate_batch(AllocateBatchRequest {
+            wait_ms: LONG_MS,
+            request_id: request_id.clone(),
+            ..spec
+        });
+        until_wait(&daemon, 1);
+        let listed = all_waits(&daemon)[0].wait_id;
+        let cancel = CancelAllocateBatchRequest { session_id: session.id(), request_id };
+        session.memory.cancel_allocate_batch(cancel).ok();
+        let told = waiting.refused().is(Reason::WaitCancelled).fact("wait").parse().unwrap();
+        assert_eq!(listed, told, "operators know the wait by the same number");
+        told
+    });
+    assert_do_not_count(&waits.collect::<Vec<u64>>());
+    other.free(held);
 }
 
 #[test]

@@ -14,7 +14,7 @@ use std::{
 };
 
 use smallvec::SmallVec;
-use vramd_types::DeviceIndex;
+use vramd_types::{DeviceIndex, WaitId};
 
 pub(crate) use batch::{AllocationPlan, BatchRequest, BatchShortage, WaitingBatch, parts_of};
 use out_of_memory::OutOfMemory;
@@ -54,6 +54,13 @@ pub(crate) struct LineEntry {
 pub(crate) struct Position {
     pub(crate) arrived: Arrival,
     pub(crate) entered: Arrival,
+}
+
+impl Position {
+    /// The id of the wait, under which clients and operators know it.
+    pub(crate) const fn wait(&self) -> WaitId {
+        WaitId::from_raw(self.entered.get())
+    }
 }
 
 /// The result of the last scan. The scanned waiters need no new scan until a fact that it used changes.
@@ -330,14 +337,13 @@ impl Line {
         self.by_device.iter().map(|(device, waiting)| (*device, *waiting))
     }
 
-    /// Finds the waiter that entered the line at that time.
-    /// The number of a waiter's entry, by which [`Self::find`] finds it.
-    pub(crate) fn entered(&self, waiter: Waiter) -> Option<Arrival> {
-        self.positions.get(waiter).map(|position| position.entered)
+    /// The id of a waiter's wait, by which [`Self::find`] finds it.
+    pub(crate) fn wait_of(&self, waiter: Waiter) -> Option<WaitId> {
+        self.positions.get(waiter).map(Position::wait)
     }
 
-    pub(crate) fn find(&self, entered: Arrival) -> Option<Waiter> {
-        self.entries.iter().find(|(position, _)| position.entered == entered).map(|(_, entry)| entry.waiter)
+    pub(crate) fn find(&self, wait: WaitId) -> Option<Waiter> {
+        self.entries.iter().find(|(position, _)| position.wait() == wait).map(|(_, entry)| entry.waiter)
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = (Position, &LineEntry)> {

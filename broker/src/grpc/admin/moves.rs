@@ -3,7 +3,7 @@
 use broker_core::{Broker, OperatorRequest, Reply};
 use tonic::Status;
 use vramd_proto::v1;
-use vramd_types::PartIndex;
+use vramd_types::{PartIndex, WaitId};
 
 use super::{Admin, Operator};
 use crate::grpc::{
@@ -24,8 +24,9 @@ impl Admin {
         let (views, more) = self
             .read(move |broker| {
                 let mut views = broker.waits();
+                let after = page.after.map(WaitId::from_shown);
                 views.retain(|view| {
-                    page.after.is_none_or(|after| view.id > after)
+                    after.is_none_or(|after| view.id > after)
                         && tenant.as_ref().is_none_or(|tenant| view.tenant == *tenant)
                 });
                 let more = views.len() > page.size;
@@ -33,7 +34,7 @@ impl Admin {
                 (views, more)
             })
             .await?;
-        let next_page_token = next_token(views.last().map(|view| view.id), more);
+        let next_page_token = next_token(views.last().map(|view| view.id.shown()), more);
         let waits = views.into_iter().map(|it| view::wait(it, self.facts.started_at)).collect();
         Ok(v1::ListWaitsResponse { waits, next_page_token })
     }
@@ -44,7 +45,7 @@ impl Admin {
         message: v1::CancelWaitRequest,
     ) -> Result<v1::CancelWaitResponse, Status> {
         let key = convert::key(&message.request_id, &message).map_err(|refusal| refused(&refusal))?;
-        let change = OperatorRequest::CancelWait { wait: message.wait_id };
+        let change = OperatorRequest::CancelWait { wait: WaitId::from_shown(message.wait_id) };
         match self.submit(operator, key, change).await? {
             Reply::WaitCancelled => Ok(v1::CancelWaitResponse {}),
             other => Err(status::wrong_reply("CancelWait", &other)),

@@ -5,7 +5,7 @@ use std::time::SystemTime;
 use broker_core::{Cause, MigrationState, MoveView, PartRef, WaitCause, WaitReason, WaitView, WaiterView};
 use broker_driver::{LaneId, LinkFacts, Traffic};
 use vramd_proto::v1;
-use vramd_types::{Bytes, DeviceIndex, SessionId};
+use vramd_types::{Bytes, DeviceIndex, SessionId, WaitId};
 
 use super::view::{count, time_of_day};
 use crate::{events::tier, moves::FinishedMove};
@@ -23,7 +23,7 @@ pub(in crate::grpc) fn wait(view: WaitView, started_at: SystemTime) -> v1::Wait 
         }
     };
     v1::Wait {
-        wait_id: view.id,
+        wait_id: view.id.shown(),
         tenant: view.tenant,
         device: view.device,
         bytes: view.bytes.get(),
@@ -33,7 +33,7 @@ pub(in crate::grpc) fn wait(view: WaitView, started_at: SystemTime) -> v1::Wait 
         request: view.request,
         reason: Some(reason(view.reason)),
         requests_ahead: count(view.ahead.0),
-        wait_id_ahead: view.ahead.1.unwrap_or_default(),
+        wait_id_ahead: view.ahead.1.map_or(0, WaitId::shown),
     }
 }
 
@@ -157,7 +157,7 @@ mod tests {
     fn a_wait_is_shown_with_its_times() {
         let started_at = SystemTime::UNIX_EPOCH + Duration::from_secs(100);
         let view = |what, until| WaitView {
-            id: 9,
+            id: WaitId::from_shown(9),
             device: "GPU-0".to_owned(),
             tenant: "a".to_owned(),
             waiter: what,
@@ -173,7 +173,7 @@ mod tests {
                 tenants: Vec::new(),
                 operator_held: Bytes::ZERO,
             },
-            ahead: (2, Some(6)),
+            ahead: (2, Some(WaitId::from_shown(6))),
         };
         let part = PartRef { allocation: AllocationId::from_shown(7), part: PartIndex(3) };
         let shown =

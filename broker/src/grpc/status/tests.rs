@@ -1,5 +1,5 @@
 use broker_core::{FullBecause, Tier};
-use vramd_types::{AllocationId, Bytes, SessionId};
+use vramd_types::{AllocationId, Bytes, SessionId, WaitId};
 
 use super::*;
 
@@ -73,8 +73,8 @@ fn every_refusal(text: &str) -> Vec<Refusal> {
         R::PinStalled { session },
         R::MapFailed { allocation, problem: text() },
         R::WaitOver { within: std::time::Duration::from_millis(250), waited: text() },
-        R::WaitCancelled { wait: u64::MAX },
-        R::WaitNotFound { wait: u64::MAX },
+        R::WaitCancelled { wait: WaitId::from_shown(u64::MAX) },
+        R::WaitNotFound { wait: WaitId::from_shown(u64::MAX) },
         R::BatchNotWaiting { request_id: [7; 16] },
         R::NameTaken { name: text() },
         R::Draining,

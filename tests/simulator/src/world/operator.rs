@@ -6,7 +6,7 @@ use broker_core::{
     DeviceSelector, Event, OperatorRequest, PressureChange, RequestKey, SettingsChange, ShareChange, Target,
     Tier,
 };
-use vramd_types::{Bytes, PartIndex, Quantity, SessionId};
+use vramd_types::{Bytes, PartIndex, Quantity, SessionId, WaitId};
 
 use super::{World, driver::soon, queue::Action};
 use crate::{
@@ -255,7 +255,7 @@ impl World {
     /// Cancels a wait, or one that does not exist.
     fn cancel_some(&mut self, dice: &mut Dice) {
         let waits: Vec<_> = self.broker.waits().iter().map(|wait| wait.id).collect();
-        let nobody = dice.roll(1_000);
+        let nobody = WaitId::from_raw(dice.roll(1_000));
         let wait = dice.pick(&waits).copied().filter(|_| dice.chance(900)).unwrap_or(nobody);
         let key = dice.chance(300).then(|| self.new_key());
         self.operator_call(key, OperatorRequest::CancelWait { wait });

@@ -55,7 +55,7 @@ impl Broker {
         let ahead = queues.enter(position, (tenant, device), reason.cause);
         let (device, tenant) = (self.uuid(device).to_owned(), self.tenants.name(tenant).to_owned());
         Some(WaitView {
-            id: position.entered.get(),
+            id: position.wait(),
             device,
             tenant,
             waiter: what,

@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use vramd_types::{Bytes, DeviceIndex, SessionId};
+use vramd_types::{Bytes, DeviceIndex, SessionId, WaitId};
 
 use crate::{
     broker::Broker,
@@ -41,9 +41,9 @@ pub(super) struct Queues(BTreeMap<(DeviceIndex, Option<TenantId>), Queue>);
 struct Queue {
     requests: usize,
     /// The last request, and its first wait.
-    last: Option<(Arrival, u64)>,
+    last: Option<(Arrival, WaitId)>,
     /// A wait of the request before it.
-    before: Option<u64>,
+    before: Option<WaitId>,
 }
 
 impl<'a> Blockers<'a> {
@@ -109,7 +109,7 @@ impl Queues {
         position: Position,
         (tenant, device): (TenantId, DeviceIndex),
         cause: WaitCause,
-    ) -> (usize, Option<u64>) {
+    ) -> (usize, Option<WaitId>) {
         let on_device = self.queue((device, None)).enter(position);
         let of_tenant = self.queue((device, Some(tenant))).enter(position);
         match cause {
@@ -124,10 +124,11 @@ impl Queues {
 }
 
 impl Queue {
-    fn enter(&mut self, Position { arrived, entered }: Position) -> (usize, Option<u64>) {
+    fn enter(&mut self, position: Position) -> (usize, Option<WaitId>) {
+        let arrived = position.arrived;
         if self.last.is_none_or(|(last, _)| last != arrived) {
             self.before = self.last.map(|(_, wait)| wait);
-            self.last = Some((arrived, entered.get()));
+            self.last = Some((arrived, position.wait()));
             self.requests = self.requests.saturating_add(1);
         }
         (self.requests.saturating_sub(1), self.before)

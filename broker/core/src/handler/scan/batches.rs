@@ -1,7 +1,7 @@
 //! Batches of the line: a batch starts once all of it fits. It is refused when its time is over, when no wait can
 //! meet it, or when an operator or its client cancels it.
 
-use vramd_types::{Bytes, SessionId};
+use vramd_types::{Bytes, SessionId, WaitId};
 
 use crate::{
     broker::Broker,
@@ -12,7 +12,7 @@ use crate::{
     handler::{Start, Started},
     ledger::Shortage,
     line::{BatchRequest, BatchShortage, Waiter},
-    tenancy::{Arrival, Method, OpId, Outcome, Session},
+    tenancy::{Method, OpId, Outcome, Session},
 };
 
 impl Broker {
@@ -153,15 +153,14 @@ impl Broker {
     pub(crate) fn cancel_batch(&mut self, session: SessionId, request_id: [u8; 16]) -> Start {
         let log = self.sessions.get(session).map(|session| &session.requests);
         let op = log.and_then(|log| log.find_running(Method::AllocateBatch, request_id));
-        let entered = op.and_then(|op| self.line.entered(Waiter::Batch(op)));
-        let entered = entered.ok_or(Refusal::BatchNotWaiting { request_id })?;
-        self.cancel_wait(entered.get())
+        let wait = op.and_then(|op| self.line.wait_of(Waiter::Batch(op)));
+        self.cancel_wait(wait.ok_or(Refusal::BatchNotWaiting { request_id })?)
     }
 
     /// Cancels a wait for an operator. Calls that pin the part are refused; sessions that were to be sent it
     /// keep it away.
-    pub(crate) fn cancel_wait(&mut self, wait: u64) -> Start {
-        let waiter = self.line.find(Arrival::from_raw(wait)).ok_or(Refusal::WaitNotFound { wait })?;
+    pub(crate) fn cancel_wait(&mut self, wait: WaitId) -> Start {
+        let waiter = self.line.find(wait).ok_or(Refusal::WaitNotFound { wait })?;
         let why = Refusal::WaitCancelled { wait };
         self.leave_line(waiter, WaitEnd::Cancelled);
         match waiter {

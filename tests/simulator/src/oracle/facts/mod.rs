@@ -14,7 +14,7 @@ use broker_core::{
     CallId, ChannelId, ClientRequest, FileId, Hello, OperatorRequest, PartRef, Peer, Pressure, RequestKey,
     StoredQuotas, Tier, Time, WaitView,
 };
-use vramd_types::{AllocationId, CopyClass, ExtentId, PartIndex, Quantity, SessionId, Shares};
+use vramd_types::{AllocationId, CopyClass, ExtentId, PartIndex, Quantity, SessionId, Shares, WaitId};
 
 use super::{
     accounting::stored::{Staged, StoredRequests},
@@ -174,11 +174,11 @@ pub(crate) struct Facts {
     /// Of these, pins of parts that could leave but for that.
     pub(crate) evictable_pins: BTreeSet<(PartRef, SessionId)>,
     /// The line after the last event.
-    pub(crate) waits: BTreeMap<u64, WaitView>,
+    pub(crate) waits: BTreeMap<WaitId, WaitView>,
     /// The same in its order.
-    pub(crate) line: Vec<u64>,
+    pub(crate) line: Vec<WaitId>,
     /// The needs of its waiters.
-    pub(crate) needs: BTreeMap<u64, WaiterNeeds>,
+    pub(crate) needs: BTreeMap<WaitId, WaiterNeeds>,
     /// Batches for which a driver had no memory.
     pub(crate) failed_batches: BTreeMap<BatchKey, Failed>,
     /// The limit of extents was reached since the last survey.
@@ -196,7 +196,7 @@ pub(crate) struct Facts {
     /// Number of events so far.
     pub(crate) clock: u64,
     /// Waiters that certainly had room after the last event, once what was leaving had left.
-    pub(crate) helped: BTreeSet<u64>,
+    pub(crate) helped: BTreeSet<WaitId>,
     /// The time of the last event.
     pub(crate) before: Time,
     /// Number of the last event after which each tenant had descriptor budget left.

@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 
 use broker_core::{Broker, PartRef, WaitView, invariants::LINE_ORDER};
+use vramd_types::WaitId;
 
 use super::{
     needs::WaiterNeeds,
@@ -18,7 +19,7 @@ impl Oracle {
         &mut self,
         line: &[WaitView],
         leavable: &[Leavable],
-        passed: &BTreeSet<u64>,
+        passed: &BTreeSet<WaitId>,
     ) {
         let mut held = BTreeSet::new();
         for wait in line.iter().filter(|wait| !passed.contains(&wait.id)) {
@@ -64,7 +65,12 @@ impl Oracle {
     }
 
     /// Whether an earlier batch of the line needs room on the part's device.
-    pub(crate) fn is_behind_batch(&self, part: PartRef, line: &[WaitView], passed: &BTreeSet<u64>) -> bool {
+    pub(crate) fn is_behind_batch(
+        &self,
+        part: PartRef,
+        line: &[WaitView],
+        passed: &BTreeSet<WaitId>,
+    ) -> bool {
         let holding = line.iter().filter(|wait| !passed.contains(&wait.id));
         let needs = holding.filter_map(|wait| self.facts.needs.get(&wait.id));
         let device = self.facts.allocations.get(&part.allocation).map(|it| it.device);
@@ -75,9 +81,9 @@ impl Oracle {
     }
 
     /// The first batch that needs room on a device, has stood in the line over the whole event, and let none pass.
-    pub(crate) fn first_batch_on(&self, device: usize, line: &[WaitView], broker: &Broker) -> Option<u64> {
+    pub(crate) fn first_batch_on(&self, device: usize, line: &[WaitView], broker: &Broker) -> Option<WaitId> {
         let stood = line.iter().map(|wait| wait.id).filter(|id| self.facts.waits.contains_key(id));
-        let needs = |id: &u64| {
+        let needs = |id: &WaitId| {
             let needs = self.facts.needs.get(id);
             needs.is_some_and(|it| it.call.is_some() && it.bytes.contains_key(&device))
         };

@@ -7,7 +7,7 @@ use broker_core::{
     AllocationSpec, CallId, OperatorRequest, Refusal, Tier, Time, WaitView, WaiterView,
     invariants::LINE_ORDER,
 };
-use vramd_types::SessionId;
+use vramd_types::{SessionId, WaitId};
 
 use crate::oracle::{
     Oracle,
@@ -78,7 +78,7 @@ impl Oracle {
     }
 
     /// Records a cancelled wait: sessions that were to be sent the part keep it as away.
-    pub(crate) fn record_cancelled_wait(&mut self, id: u64) {
+    pub(crate) fn record_cancelled_wait(&mut self, id: WaitId) {
         let Some(WaitView { waiter: WaiterView::Part { part, .. }, .. }) = self.facts.waits.get(&id) else {
             return;
         };

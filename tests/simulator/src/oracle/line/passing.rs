@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 
 use broker_core::{Broker, Cause, ClientRequest, PartRef, Tier, WaitView, invariants::LINE_ORDER};
+use vramd_types::WaitId;
 
 use super::needs::{WaiterNeeds, extents_of};
 use crate::oracle::{
@@ -22,7 +23,7 @@ impl Oracle {
         let still: BTreeSet<_> = line.iter().map(|wait| wait.id).collect();
         for (ahead, needs) in self.started_waiters(&still, broker) {
             let mut before = self.facts.line[..ahead].iter().enumerate();
-            let may_pass = |id: &u64| {
+            let may_pass = |id: &WaitId| {
                 self.is_behind_a_new_one(*id, line)
                     || self.may_let_pass(*id, broker)
                     || self.may_let_own_pass(*id, needs.tenant)
@@ -38,13 +39,13 @@ impl Oracle {
 
     /// Whether a waiter entered the line before that one in this event. It may keep that one waiting, which then keeps
     /// none waiting itself.
-    fn is_behind_a_new_one(&self, id: u64, line: &[WaitView]) -> bool {
+    fn is_behind_a_new_one(&self, id: WaitId, line: &[WaitView]) -> bool {
         let mut before = line.iter().take_while(|wait| wait.id != id);
         before.any(|wait| !self.facts.line.contains(&wait.id))
     }
 
     /// The waiters that started in this event, with the number of waiters that stood before them.
-    fn started_waiters(&self, still: &BTreeSet<u64>, broker: &Broker) -> Vec<(usize, WaiterNeeds)> {
+    fn started_waiters(&self, still: &BTreeSet<WaitId>, broker: &Broker) -> Vec<(usize, WaiterNeeds)> {
         let moves = broker.moves().into_iter();
         let demanded = moves.filter(|it| it.cause == Cause::Demand && it.to == Tier::Device);
         let fetched: BTreeSet<_> =

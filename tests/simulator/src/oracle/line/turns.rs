@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use broker_core::{Broker, PartRef, Tier, WaitView};
+use vramd_types::WaitId;
 
 use super::{
     needs::WaiterNeeds,
@@ -36,7 +37,7 @@ impl Oracle {
 
     /// The waiters of the line that certainly let others pass: it is their turn, they have stood in the line since
     /// before this event, and even all that might leave a device would not give them enough there.
-    pub(crate) fn passed_waiters(&self, line: &[WaitView], leavable_max: &[Leavable]) -> BTreeSet<u64> {
+    pub(crate) fn passed_waiters(&self, line: &[WaitView], leavable_max: &[Leavable]) -> BTreeSet<WaitId> {
         let planned = line.iter().take(PLANNED_MIN);
         let stood = planned.filter(|wait| self.facts.waits.contains_key(&wait.id));
         let passed = stood.filter(|wait| self.is_in_turn_to_pass(wait));
@@ -59,12 +60,12 @@ impl Oracle {
     }
 
     /// Whether this waiter of the line is a part that certainly lets others pass.
-    pub(crate) fn is_passed_part(&self, part: PartRef, passed: &BTreeSet<u64>) -> bool {
+    pub(crate) fn is_passed_part(&self, part: PartRef, passed: &BTreeSet<WaitId>) -> bool {
         passed.iter().any(|id| self.facts.needs.get(id).is_some_and(|needs| needs.part == Some(part)))
     }
 
     /// Whether a waiter that stood in the line before this event may have let others pass in it.
-    pub(crate) fn may_let_pass(&self, id: u64, broker: &Broker) -> bool {
+    pub(crate) fn may_let_pass(&self, id: WaitId, broker: &Broker) -> bool {
         let Some(wait) = self.facts.waits.get(&id).filter(|wait| self.is_in_turn_to_pass(wait)) else {
             return false;
         };
@@ -80,7 +81,7 @@ impl Oracle {
 
     /// Whether it is the waiter's turn to let others pass, and this tenant is its own: what a tenant has cached is no
     /// certain room for its other waiters.
-    pub(crate) fn may_let_own_pass(&self, id: u64, tenant: Tenant) -> bool {
+    pub(crate) fn may_let_own_pass(&self, id: WaitId, tenant: Tenant) -> bool {
         let is_own = self.facts.needs.get(&id).is_some_and(|needs| needs.tenant == tenant);
         is_own && self.facts.waits.get(&id).is_some_and(|wait| self.is_in_turn_to_pass(wait))
     }
