@@ -62,8 +62,7 @@ errors! {
             "tenant `{tenant}` is at its limit in tier {tier} of {device}: {asked} requested, {held} of {limit} in use. Free \
              memory, or ask an operator to raise the limit";
         DeviceFull { device: String, tier: String, free: Bytes, asked: Bytes },
-            "tier {tier} of {device} is full: {asked} requested, {free} available (the rest is charged, or guaranteed to other \
-             tenants). Free memory, or allow the request to wait";
+            "tier {tier} of {device} is full: {asked} requested, {free} available. Free memory, or allow the request to wait";
         /// The pin is of another tenant's memory.
         SetTooLarge { device: String, tier: String, asked: Bytes },
             "a pin of {asked} of another tenant's memory exceeds what that tenant may have in tier {tier} of {device}: \

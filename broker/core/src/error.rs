@@ -170,6 +170,14 @@ pub enum Refusal {
         /// The wait as a clause: its object, and the sessions in its way.
         waited: String,
     },
+    /// A batch found no room within the time that the client allowed.
+    NoRoom {
+        waited: Duration,
+        /// The wait as a clause, as in [`Self::WaitOver`].
+        what: String,
+        /// Its shortage, with the reason and the facts.
+        why: Box<Refusal>,
+    },
     WaitCancelled {
         wait: WaitId,
     },
@@ -223,8 +231,17 @@ pub enum FullBecause {
     /// The rest is charged, or guaranteed to other tenants.
     InUse {
         capacity: Bytes,
+        /// A guarantee of another tenant keeps some of the rest.
+        is_guaranteed: bool,
         /// Parts can leave the device for a tier below.
         has_below: bool,
+    },
+    /// There is room, and an earlier waiter has it first.
+    Behind {
+        capacity: Bytes,
+        wait: WaitId,
+        /// The earlier waiter is of the same tenant.
+        is_own: bool,
     },
     /// The driver had no memory, although the tier should have room.
     Driver,
@@ -293,6 +310,7 @@ impl Refusal {
             Self::PinStalled { .. } => Reason::PinStalled,
             Self::MapFailed { .. } => Reason::MapFailed,
             Self::WaitOver { .. } => Reason::Deadline,
+            Self::NoRoom { why, .. } => why.reason(),
             Self::WaitCancelled { .. } => Reason::WaitCancelled,
             Self::WaitNotFound { .. } | Self::BatchNotWaiting { .. } => Reason::WaitNotFound,
             Self::NameTaken { .. } => Reason::NameTaken,
@@ -305,6 +323,14 @@ impl Refusal {
             Self::KindUnsupported { .. } => Reason::KindUnsupported,
             Self::TierUnsupported { .. } => Reason::TierUnsupported,
             Self::InvariantBroken { .. } => Reason::InvariantBroken,
+        }
+    }
+
+    /// The refusal without what a wait adds to it.
+    pub const fn cause(&self) -> &Self {
+        match self {
+            Self::NoRoom { why, .. } => why.cause(),
+            cause => cause,
         }
     }
 
@@ -409,6 +435,7 @@ impl Refusal {
                 ("guaranteed", bytes(guaranteed)),
                 ("asked", bytes(requested)),
             ],
+            Self::NoRoom { why, .. } => why.facts(),
             Self::WaitCancelled { wait } | Self::WaitNotFound { wait } => vec![("wait", wait.to_string())],
             Self::BatchNotWaiting { request_id } => vec![("wait", hex(request_id))],
             Self::NameTaken { name } => vec![("name", name.clone())],
@@ -574,12 +601,13 @@ impl fmt::Display for Refusal {
                 tier,
                 free,
                 requested,
-                why: FullBecause::InUse { capacity, has_below },
+                why: FullBecause::InUse { capacity, is_guaranteed, has_below },
             } => {
+                let rest = if *is_guaranteed { "charged, or guaranteed to other tenants" } else { "charged" };
                 write!(
                     f,
                     "tier {tier} of {device} is full: {requested} requested, {free} available of {capacity} (the rest is \
-                     charged, or guaranteed to other tenants). "
+                     {rest}). "
                 )?;
                 match (tier, has_below) {
                     (Tier::Device, true) => write!(f, "Free memory, or allow the request to wait"),
@@ -592,6 +620,20 @@ impl fmt::Display for Refusal {
                         write!(f, "Free memory, or ask an operator to enlarge the tier ({})", tier.setting())
                     }
                 }
+            }
+            Self::DeviceFull {
+                device,
+                tier,
+                free,
+                requested,
+                why: FullBecause::Behind { capacity, wait, is_own },
+            } => {
+                let of = if *is_own { "the same tenant" } else { "another tenant" };
+                write!(
+                    f,
+                    "an earlier request waits for room in tier {tier} of {device} and goes first (wait {wait} of {of}): \
+                     {requested} requested, {free} of {capacity} available. Try again later, or allow the request to wait"
+                )
             }
             Self::TierExhausted { device, tier, requested, problem } => write!(
                 f,
@@ -685,6 +727,9 @@ impl fmt::Display for Refusal {
             Self::WaitOver { within, waited } => {
                 write!(f, "the pin was not answered within {} ms: {waited}", within.as_millis())?;
                 write!(f, ". Allow more time, or pin fewer parts")
+            }
+            Self::NoRoom { waited, what, .. } => {
+                write!(f, "the request had no room within {} ms: {what}. Free memory, or allow more time", waited.as_millis())
             }
             Self::WaitCancelled { wait } => {
                 write!(

@@ -182,6 +182,7 @@ fn add_standard_detail(details: &mut ErrorDetails, refusal: &Refusal, message: &
         R::NameTaken { name } => {
             details.set_resource_info("vramd.v1.Allocation", cut(name, FACT_BYTES_MAX), "", message);
         }
+        R::NoRoom { why, .. } => add_standard_detail(details, why, message),
         R::QuotaLimit { tenant, .. }
         | R::SessionsTooMany { tenant, .. }
         | R::AllocationsTooMany { tenant, .. } => {

@@ -31,6 +31,59 @@ fn a_full_device_names_its_figures_and_the_missing_tiers() {
     let refused = session.refused(spec(8 * MIB));
     says(&refused, Reason::DeviceFull, &["8 MiB requested, 4 MiB available of 64 MiB"]);
     says(&refused, Reason::DeviceFull, &["No tier below the device is configured", "memory.host_size"]);
+    says(&refused, Reason::DeviceFull, &["(the rest is charged, or guaranteed to other tenants)"]);
+    daemon.set_quota("team-b", "0", "");
+    daemon.open().allocate(spec(60 * MIB));
+    let refused = daemon.open().refused(spec(8 * MIB));
+    assert!(!refused.message.contains("guarantee"), "no tenant has one: {}", refused.message);
+}
+
+/// There is room for both requests, and the larger one that came first has it.
+#[test]
+fn a_request_behind_another_is_told_so_with_true_figures() {
+    let config = Config::devices(&["64MiB"]).memory("host_size = \"8MiB\"").limit("hold_after_ms = 0");
+    let daemon = Daemon::start(&config);
+    let mut holder = daemon.open();
+    holder.allocate(spec(8 * MIB));
+    let first = daemon.open();
+    let request = AllocateBatchRequest { wait_ms: 60_000, ..first.request(vec![spec(60 * MIB)]) };
+    let _waiting = first.memory.allocate_batch(request);
+    let waits = || daemon.admin.list_waits(Default::default()).ok().waits;
+    until("it waits", || waits().len() == 1);
+    let wait = format!("wait {} of the same tenant", waits()[0].wait_id);
+
+    let next = daemon.open();
+    let refused = next.refused(spec(4 * MIB));
+    let figures = "4 MiB requested, 56 MiB of 64 MiB available";
+    says(&refused, Reason::DeviceFull, &["an earlier request waits for room", &wait, figures]);
+    assert!(!refused.message.contains("guarantee"), "no tenant has one: {}", refused.message);
+    assert_eq!(refused.number("free"), 56 * MIB);
+
+    let request = AllocateBatchRequest { wait_ms: 1_000, ..next.request(vec![spec(4 * MIB)]) };
+    let refused = next.memory.allocate_batch(request).refused();
+    let behind = format!("where an earlier request goes first: {wait}");
+    says(&refused, Reason::DeviceFull, &["it waits for 4 MiB on GPU-", &behind]);
+}
+
+#[test]
+fn an_expired_request_says_how_long_it_waited_and_who_has_the_room() {
+    let daemon = Daemon::start(&Config::devices(&["8MiB"]).memory("host_size = \"8MiB\""));
+    let mut other = daemon.open();
+    other.allocate(spec(6 * MIB));
+    let session = daemon.open();
+    daemon.set_quota(session.tenant(), "", "1GiB");
+    let request = AllocateBatchRequest { wait_ms: 1_000, ..session.request(vec![spec(4 * MIB)]) };
+    let refused = session.memory.allocate_batch(request).refused();
+    let full = format!("which is full: 6 MiB of 8 MiB in use, by s-{}", other.id());
+    says(
+        &refused,
+        Reason::DeviceFull,
+        &["the request had no room within 1", "it waits for 4 MiB on GPU-", &full],
+    );
+    assert_eq!((refused.number("asked"), refused.number("free")), (4 * MIB, 2 * MIB));
+    // Without a wait there is nothing to tell about one.
+    let refused = session.refused(spec(4 * MIB));
+    says(&refused, Reason::DeviceFull, &["is full: 4 MiB requested, 2 MiB available of 8 MiB"]);
 }
 
 #[test]
@@ -63,7 +116,7 @@ fn a_deadline_says_what_the_call_waited_for_and_who_has_it() {
     let request = AllocateBatchRequest { wait_ms: 60_000, ..session.request(vec![spec(4 * MIB)]) };
     let waiting = session.memory.with_deadline(Duration::from_millis(1_500)).allocate_batch(request);
     let refused = waiting.refused();
-    let by = format!("which is full, by s-{}", other.id());
+    let by = format!("which is full: 6 MiB of 8 MiB in use, by s-{}", other.id());
     says(
         &refused,
         Reason::Deadline,

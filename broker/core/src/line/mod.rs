@@ -271,7 +271,8 @@ impl Line {
         self.hopeless.iter().filter_map(next).min()
     }
 
-    fn since(&self, waiter: Waiter) -> Option<Time> {
+    /// When the waiter entered the line.
+    pub(crate) fn since(&self, waiter: Waiter) -> Option<Time> {
         self.entries.get(self.positions.get(waiter)?).map(|entry| entry.since)
     }
 
@@ -337,11 +338,12 @@ impl Line {
         self.by_device.iter().map(|(device, waiting)| (*device, *waiting))
     }
 
-    /// The id of a waiter's wait, by which [`Self::find`] finds it.
-    pub(crate) fn wait_of(&self, waiter: Waiter) -> Option<WaitId> {
-        self.positions.get(waiter).map(Position::wait)
+    /// The position of a waiter.
+    pub(crate) fn position(&self, waiter: Waiter) -> Option<Position> {
+        self.positions.get(waiter).copied()
     }
 
+    /// The waiter of a [`Position::wait`].
     pub(crate) fn find(&self, wait: WaitId) -> Option<Waiter> {
         self.entries.iter().find(|(position, _)| position.wait() == wait).map(|(_, entry)| entry.waiter)
     }

@@ -88,7 +88,8 @@ impl<'a> Blockers<'a> {
             return of_device(WaitCause::Leaving);
         }
         if charged.saturating_add(size) <= capacity {
-            let tenants = broker.tenants_below_guarantee_on(device, tenant);
+            let below = broker.tenants_below_guarantee(place, tenant).take(NAMED_MAX);
+            let tenants = below.map(|of| broker.tenants.name(of).to_owned()).collect();
             return WaitReason { tenants, ..of_device(WaitCause::Guarantee) };
         }
         let Users { sessions, operator_held } = self.users(device, None);
@@ -171,13 +172,5 @@ impl Broker {
                 || mapping.state != MapState::Mapped
                 || cannot_leave()
                 || pins())
-    }
-
-    /// Other tenants whose guarantees keep free room on the device.
-    fn tenants_below_guarantee_on(&self, device: DeviceIndex, tenant: TenantId) -> Vec<String> {
-        let balances = self.ledger.balances(Place::device(device));
-        let accounts = balances.into_iter().flat_map(|balances| balances.accounts());
-        let below = accounts.filter(|(of, account)| *of != tenant && account.charged() < account.guarantee);
-        below.take(NAMED_MAX).map(|(of, _)| self.tenants.name(of).to_owned()).collect()
     }
 }

@@ -9,8 +9,8 @@ use crate::{
     broker::Broker,
     event::{CallId, PartRef, Tier},
     line::{Footprint, Waiter},
-    ops::{Op, OpKind},
-    tenancy::{PinId, TenantId},
+    ops::OpKind,
+    tenancy::{OpId, PinId, TenantId},
     view::{WaitCause, WaitReason},
 };
 
@@ -18,16 +18,8 @@ impl Broker {
     /// Describes the wait of a call of a client or operator; `None` if the core does not know the call.
     pub fn waited_for(&self, call: CallId) -> Option<String> {
         let (id, op) = self.requests.ops.iter().find(|(_, op)| op.calls.contains(&call))?;
-        let Op { requester, kind, .. } = op;
-        Some(match kind {
-            OpKind::BatchWait(batch) => {
-                let needs = self.batch_needs(id, batch.request.arrived);
-                let first = needs.first()?.footprint;
-                let on_device = needs.iter().filter(|need| need.footprint.device == first.device);
-                let size = on_device.map(|need| need.footprint.size).fold(Bytes::ZERO, Bytes::saturating_add);
-                let asker = requester.tenant().unwrap_or(first.tenant);
-                self.describe_wait(asker, Waiter::Batch(id), Footprint { size, ..first })
-            }
+        Some(match &op.kind {
+            OpKind::BatchWait(_) => self.describe_batch_wait(id)?,
             OpKind::Allocate { extents_left, .. } => {
                 format!("the driver is creating {extents_left} more pieces of memory")
             }
@@ -46,6 +38,16 @@ impl Broker {
                 "room for the guarantee is being made, or the quota is being stored".to_owned()
             }
         })
+    }
+
+    /// Describes the wait of a batch of the line on the first device where it needs room.
+    pub(crate) fn describe_batch_wait(&self, op: OpId) -> Option<String> {
+        let (tenant, batch) = self.waiting_batch(op)?;
+        let needs = self.batch_needs(op, batch.request.arrived);
+        let first = needs.first()?.footprint;
+        let on_device = needs.iter().filter(|need| need.footprint.device == first.device);
+        let size = on_device.map(|need| need.footprint.size).fold(Bytes::ZERO, Bytes::saturating_add);
+        Some(self.describe_wait(tenant, Waiter::Batch(op), Footprint { size, ..first }))
     }
 
     /// Describes the wait of a pin call.
@@ -78,8 +80,23 @@ impl Broker {
 
     fn describe_wait(&self, asker: TenantId, waiter: Waiter, footprint: Footprint) -> String {
         let reason = Blockers::new(self).reason(waiter, footprint);
-        let why = self.describe_reason(asker, footprint.tenant, &reason);
+        let why = match reason.cause {
+            WaitCause::Turn => self.describe_earlier(asker, waiter, footprint),
+            _ => self.describe_reason(asker, footprint.tenant, &reason),
+        };
         format!("it waits for {} on {}, {why}", footprint.size, self.uuid(footprint.device))
+    }
+
+    /// Names the first earlier waiter that lets no other pass.
+    fn describe_earlier(&self, asker: TenantId, waiter: Waiter, footprint: Footprint) -> String {
+        let own = self.line.position(waiter);
+        match self.holder_of(footprint.device).filter(|(position, _)| Some(*position) < own) {
+            Some((position, of)) => {
+                let of = if of == asker { "the same tenant" } else { "another tenant" };
+                format!("where an earlier request goes first: wait {} of {of}", position.wait())
+            }
+            None => "where earlier requests go first".to_owned(),
+        }
     }
 
     fn describe_reason(&self, asker: TenantId, tenant: TenantId, reason: &WaitReason) -> String {
@@ -93,7 +110,7 @@ impl Broker {
             ),
             WaitCause::Limit => "where the tenant of that memory is at its limit".to_owned(),
             WaitCause::Guarantee => "where the free room is guaranteed to other tenants".to_owned(),
-            WaitCause::InUse => format!("which is full{}", by()),
+            WaitCause::InUse => format!("which is full: {charged} of {bound} in use{}", by()),
             WaitCause::Leaving => "where room is being made".to_owned(),
             WaitCause::Turn => "where earlier requests go first".to_owned(),
             WaitCause::Driver => "where the driver has no memory".to_owned(),

@@ -1,6 +1,8 @@
 //! Batches of the line: a batch starts once all of it fits. It is refused when its time is over, when no wait can
 //! meet it, or when an operator or its client cancels it.
 
+use std::time::Duration;
+
 use vramd_types::{Bytes, SessionId, WaitId};
 
 use crate::{
@@ -78,11 +80,20 @@ impl Broker {
         Ok(())
     }
 
-    /// Refuses the batch if its time is over.
+    /// Refuses the batch if its time is over. A batch that had time to wait is told what it waited for.
     pub(crate) fn expire_batch(&mut self, op: OpId) {
         let now = self.shell.now;
-        if self.waiting_batch_mut(op).is_some_and(|(_, _, batch)| batch.request.until <= now) {
-            self.refuse_short_batch(op);
+        if self.waiting_batch(op).is_some_and(|(_, batch)| batch.request.until <= now) {
+            let waited = self.line.since(Waiter::Batch(op)).map_or(Duration::ZERO, |since| now.since(since));
+            let what = if waited.is_zero() { None } else { self.describe_batch_wait(op) };
+            let Some(why) = self.present_shortage(op) else { return };
+            self.refuse_batch(
+                op,
+                match what {
+                    Some(what) => Refusal::NoRoom { waited, what, why: Box::new(why) },
+                    None => why,
+                },
+            );
         }
     }
 
@@ -111,13 +122,18 @@ impl Broker {
     }
 
     pub(crate) fn refuse_short_batch(&mut self, op: OpId) {
-        let Some((_, tenant, batch)) = self.waiting_batch_mut(op) else { return };
-        let (plans, why) = (std::mem::take(&mut batch.request.plans), batch.why.clone());
-        // The reason is the present shortage. After the driver ran out, the memory of the undone batch is not
-        // back yet, so its first reason stays.
+        if let Some(why) = self.present_shortage(op) {
+            self.refuse_batch(op, why);
+        }
+    }
+
+    /// Why the batch does not start now.
+    fn present_shortage(&self, op: OpId) -> Option<Refusal> {
+        let (tenant, batch) = self.waiting_batch(op)?;
+        // After the driver ran out, the memory of the undone batch is not back yet, so its first reason stays.
         let ran_out = self.line.out_of_memory_device(Waiter::Batch(op)).is_some();
-        let missing = self.check_batch_room(tenant, &plans).err().filter(|_| !ran_out);
-        self.refuse_batch(op, missing.map_or(why, |missing| self.batch_refusal(tenant, &missing)));
+        let missing = self.check_batch_room(tenant, &batch.request.plans).err().filter(|_| !ran_out);
+        Some(missing.map_or_else(|| batch.why.clone(), |missing| self.batch_refusal(tenant, &missing)))
     }
 
     pub(crate) fn refuse_batch(&mut self, op: OpId, why: Refusal) {
@@ -153,8 +169,8 @@ impl Broker {
     pub(crate) fn cancel_batch(&mut self, session: SessionId, request_id: [u8; 16]) -> Start {
         let log = self.sessions.get(session).map(|session| &session.requests);
         let op = log.and_then(|log| log.find_running(Method::AllocateBatch, request_id));
-        let wait = op.and_then(|op| self.line.wait_of(Waiter::Batch(op)));
-        self.cancel_wait(wait.ok_or(Refusal::BatchNotWaiting { request_id })?)
+        let position = op.and_then(|op| self.line.position(Waiter::Batch(op)));
+        self.cancel_wait(position.ok_or(Refusal::BatchNotWaiting { request_id })?.wait())
     }
 
     /// Cancels a wait for an operator. Calls that pin the part are refused; sessions that were to be sent it

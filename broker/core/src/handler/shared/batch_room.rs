@@ -6,9 +6,9 @@ use vramd_types::{Bytes, DeviceIndex, SessionId};
 
 use crate::{
     broker::Broker,
-    error::Refusal,
+    error::{FullBecause, Refusal},
     event::Tier,
-    ledger::{Place, PlaceBalances, Shortage},
+    ledger::{Place, PlaceBalances},
     line::{AllocationPlan, BatchShortage, Footprint, Need, Waiter, WaitingBatch, parts_of},
     ops::{OpKind, Requester},
     pool::Age,
@@ -225,14 +225,23 @@ impl Broker {
         if self.line.is_empty() {
             return None;
         }
-        let overtakes = |(place, requested, _): &(Place, Bytes, Vec<Age>)| {
-            place.tier == Tier::Device
-                && self.is_held_on(place.device)
-                && !self.is_within_guarantee(tenant, place.device, *requested)
+        let overtaken = |(place, requested, _): (Place, Bytes, Vec<Age>)| {
+            let is_below = place.tier != Tier::Device;
+            if is_below || self.is_within_guarantee(tenant, place.device, requested) {
+                return None;
+            }
+            Some((place, requested, self.holder_of(place.device)?))
         };
         let requested = self.requested_by_place(tenant, plans);
         planted!(self, SecondDeviceOvertaken => requested = requested.into_iter().take(1).collect());
-        let (place, requested, _) = requested.into_iter().find(overtakes)?;
-        Some(self.shortage_refusal(tenant, place, Shortage::Room { free: Bytes::ZERO }, requested))
+        let (place, requested, (position, of)) = requested.into_iter().find_map(overtaken)?;
+        let capacity = self.ledger.balances(place).map_or(Bytes::ZERO, PlaceBalances::surveyed_capacity);
+        Some(Refusal::DeviceFull {
+            device: self.uuid(place.device).to_owned(),
+            tier: place.tier,
+            free: self.ledger.trial(place).map_or(Bytes::ZERO, |trial| trial.admittable(tenant)),
+            requested,
+            why: FullBecause::Behind { capacity, wait: position.wait(), is_own: of == tenant },
+        })
     }
 }

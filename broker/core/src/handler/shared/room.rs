@@ -12,7 +12,7 @@ use crate::{
     event::{PartRef, Tier},
     invariants,
     ledger::{Account, Place, Shortage},
-    line::{Footprint, LOOKAHEAD, Need, Waiter},
+    line::{Footprint, LOOKAHEAD, Need, Position, Waiter},
     moves::{MoveError, Stop},
     pool::{Age, ExtentError, ExtentState},
     tenancy::{Arrival, TenantId},
@@ -47,22 +47,27 @@ impl Broker {
 
     /// Whether the device has waiters for room.
     pub(crate) fn has_waiters_on(&self, device: DeviceIndex) -> bool {
-        self.is_any_waiter_on(device, |_| true)
+        self.first_waiter_on(device, |_| true).is_some()
     }
 
-    /// Whether the device has waiters for room that let no other pass.
-    pub(crate) fn is_held_on(&self, device: DeviceIndex) -> bool {
-        self.is_any_waiter_on(device, |need| !need.lets_pass)
+    /// The first waiter for room on the device that lets no other pass, with its tenant.
+    pub(crate) fn holder_of(&self, device: DeviceIndex) -> Option<(Position, TenantId)> {
+        self.first_waiter_on(device, |need| !need.lets_pass)
     }
 
-    fn is_any_waiter_on(&self, device: DeviceIndex, is_meant: impl Fn(&Need) -> bool) -> bool {
+    fn first_waiter_on(
+        &self,
+        device: DeviceIndex,
+        is_meant: impl Fn(&Need) -> bool,
+    ) -> Option<(Position, TenantId)> {
         if self.line.devices().all(|(of, _)| of != device) {
-            return false;
+            return None;
         }
-        self.line.iter().any(|(position, entry)| {
+        let found = self.line.iter().find(|(position, entry)| {
             let needs = self.needs(entry.waiter, position.arrived);
             needs.iter().any(|need| need.footprint.device == device && is_meant(need))
-        })
+        });
+        found.map(|(position, entry)| (position, entry.tenant))
     }
 
     /// Whether the tenant stays within its guarantee with this much more on the device. That room is kept for
@@ -164,6 +169,19 @@ impl Broker {
         Err(ages.take(over.saturating_sub(leaving)).collect())
     }
 
+    /// Other tenants whose guarantees keep free room in the place.
+    pub(crate) fn tenants_below_guarantee(
+        &self,
+        place: Place,
+        tenant: TenantId,
+    ) -> impl Iterator<Item = TenantId> {
+        let balances = self.ledger.balances(place);
+        let accounts = balances.into_iter().flat_map(|balances| balances.accounts());
+        let below =
+            accounts.filter(move |(of, account)| *of != tenant && account.charged() < account.guarantee);
+        below.map(|(of, _)| of)
+    }
+
     pub(crate) fn shortage_refusal(
         &self,
         tenant: TenantId,
@@ -199,6 +217,7 @@ impl Broker {
             true => FullBecause::TooSmall { capacity },
             false => FullBecause::InUse {
                 capacity,
+                is_guaranteed: self.tenants_below_guarantee(place, tenant).next().is_some(),
                 has_below: tier == Tier::Device && self.ledger.below(place.device).next().is_some(),
             },
         };

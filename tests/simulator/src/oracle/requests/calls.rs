@@ -323,6 +323,7 @@ impl Oracle {
     }
 
     fn check_refusal(&mut self, id: CallId, call: &Call, refusal: &Refusal, broker: &Broker) {
+        let refusal = refusal.cause();
         let at_once = self.step.call.as_ref().is_some_and(|(current, _)| *current == id);
         let tenant = match &call.asked {
             Asked::Client { session, .. } => self.facts.sessions.get(session).map(|session| session.tenant),
