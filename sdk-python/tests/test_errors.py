@@ -68,6 +68,8 @@ def test_full_device_error_has_its_numbers(start) -> None:  # type: ignore[no-un
             client.allocate("20MiB")
         assert refused.value.device == kept.device
         assert (refused.value.free, refused.value.asked) == (14 * MIB, 20 * MIB)
+        with pytest.raises(vramd.DeviceFull, match="is too small: 1 GiB requested, 64 MiB in all"):
+            client.allocate("1GiB")
 
 
 def test_failed_seal_loses_nothing(start) -> None:  # type: ignore[no-untyped-def]

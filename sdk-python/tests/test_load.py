@@ -49,7 +49,7 @@ def test_mutable_file_is_copied(client: vramd.Client, models: pathlib.Path) -> N
     sealed = client.load(str(models / "m"), offset=HEADER)
     info = client.describe(sealed.id)
     assert (info.file, info.in_file, info.charged) == (None, 0, 6 * MIB)
-    assert "the daemon loads no files" in (sealed.info.copied_because or "")
+    assert "files.immutable_paths" in (sealed.info.copied_because or "")
     assert info.copied_because is None, "the daemon knows no file of it"
     (models / "m").write_bytes(b"other")
     assert is_intact(sealed)
@@ -70,6 +70,7 @@ def test_file_that_cannot_be_loaded_is_refused(loading: vramd.Client, models: pa
     with pytest.raises(vramd.InvalidArgument) as zero:
         loading.load(models / "m", size=0)
     assert (zero.value.reason, zero.value.metadata["size"]) == ("SIZE_INVALID", "0")
+    assert "size_bytes: 0 bytes" in str(zero.value)
     os.mkfifo(models / "pipe")
     with pytest.raises(vramd.InvalidArgument, match="a pipe"):
         loading.load(models / "pipe")

@@ -300,10 +300,19 @@ impl Error {
 
     /// A refusal that the SDK makes itself.
     pub(crate) fn refused(reason: Reason, facts: &[(&str, &dyn ToString)]) -> Self {
-        let facts: BTreeMap<_, _> =
-            facts.iter().map(|(key, value)| ((*key).to_owned(), value.to_string())).collect();
-        let refusal = Refusal { reason, message: reason.meaning().to_owned(), facts, retry_after: None };
-        Self::of_refusal(refusal, Sentence::default())
+        Self::refused_because(reason, reason.meaning().to_owned(), facts)
+    }
+
+    /// A refusal that the SDK makes itself, with a sentence of its own for the reasons that have no variant.
+    pub(crate) fn refused_because(reason: Reason, message: String, facts: &[(&str, &dyn ToString)]) -> Self {
+        let facts = facts.iter().map(|(key, value)| ((*key).to_owned(), value.to_string())).collect();
+        Self::of_refusal(Refusal { reason, message, facts, retry_after: None }, Sentence::default())
+    }
+
+    /// The refusal of a size, as the daemon says it.
+    pub(crate) fn size_invalid(field: &str, size: u64) -> Self {
+        let message = format!("{field}: {size} bytes is not a valid size");
+        Self::refused_because(Reason::SizeInvalid, message, &[("field", &field), ("size", &size)])
     }
 
     /// The client's own deadline has passed.

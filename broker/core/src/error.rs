@@ -584,10 +584,11 @@ impl fmt::Display for Refusal {
                 )
             }
             Self::DeviceFull { device, tier, requested, why: FullBecause::TooSmall { capacity }, .. } => {
+                let elsewhere = if *tier == Tier::Device { ", use another device" } else { "" };
                 write!(
                     f,
-                    "tier {tier} of {device} is too small: {requested} requested, {capacity} in all. Request less at a time, or \
-                 ask an operator to enlarge it ({})",
+                    "tier {tier} of {device} is too small: {requested} requested, {capacity} in all. Request less at a \
+                     time{elsewhere}, or ask an operator to enlarge it ({})",
                     tier.setting()
                 )
             }
@@ -729,7 +730,11 @@ impl fmt::Display for Refusal {
                 write!(f, ". Allow more time, or pin fewer parts")
             }
             Self::NoRoom { waited, what, .. } => {
-                write!(f, "the request had no room within {} ms: {what}. Free memory, or allow more time", waited.as_millis())
+                write!(
+                    f,
+                    "the request had no room within {} ms: {what}. Free memory, or allow more time",
+                    waited.as_millis()
+                )
             }
             Self::WaitCancelled { wait } => {
                 write!(

@@ -50,10 +50,9 @@ fn batch_is_all_or_nothing() {
     let client = world.open("a");
     let batch = ClientRequest::allocate(vec![spec(8), spec(8), spec(8)]);
     let refused = world.call(client, batch).expect_err("too much");
-    let Refusal::QuotaLimit { limit, charged: held, requested: asked, .. } = refused else {
-        panic!("{refused:?}")
-    };
-    assert_eq!((limit, held, asked), (Bytes::mib(20), Bytes::ZERO, Bytes::mib(24)));
+    let Refusal::DeviceFull { free, requested: asked, why, .. } = refused else { panic!("{refused:?}") };
+    assert_eq!((free, asked), (Bytes::mib(20), Bytes::mib(24)));
+    assert_eq!(why, broker_core::FullBecause::TooSmall { capacity: Bytes::mib(20) });
     assert_eq!((world.charged(), world.broker.node().allocations), (Bytes::ZERO, 0));
 }
 
@@ -220,7 +219,7 @@ fn bad_requests_change_nothing() {
         (bad(|s| s.size = Bytes::MAX), Reason::SizeInvalid),
         (bad(|s| s.part_size = Some(Bytes::ZERO)), Reason::PartSizeInvalid),
         (bad(|s| s.part_size = Some(Bytes::new(4096))), Reason::PartSizeInvalid),
-        (bad(|s| s.size = Bytes::gib(1024)), Reason::QuotaLimit),
+        (bad(|s| s.size = Bytes::gib(1024)), Reason::DeviceFull),
         (bad(|s| s.device = Some("7".to_owned())), Reason::DeviceUnknown),
         (bad(|s| s.device = Some("1".to_owned())), Reason::DeviceNotVisible),
         (bad(|s| s.name = Some(String::new())), Reason::NameInvalid),
@@ -229,7 +228,7 @@ fn bad_requests_change_nothing() {
         (bad(|s| s.lifetime = broker_core::Lifetime::Persistent), Reason::NameInvalid),
         (bad(|s| s.replace = true), Reason::RequestInvalid),
         (bad(|s| s.kind = broker_core::Kind::Fixed), Reason::KindUnsupported),
-        (bad(|s| s.size = Bytes::mib(65)), Reason::QuotaLimit),
+        (bad(|s| s.size = Bytes::mib(65)), Reason::DeviceFull),
     ] {
         let refused = world.allocate(client, spec.clone()).expect_err("bad");
         assert_eq!(refused.reason(), reason, "{spec:?}");

@@ -130,7 +130,13 @@ fn two_devices() -> World {
 fn batch_is_refused_for_any_place_that_can_never_hold_it() {
     let mut world = two_devices();
     let (_, _, batch) = short_on_both(&mut world, vec![on(0, 4), on(1, 12)]);
-    assert_eq!(limited(&world, batch), Some((world.broker.devices()[1].uuid.clone(), Tier::Device)));
+    let refused = || world.replies.get(&batch).expect("an answer").clone().unwrap_err();
+    let uuid = &world.broker.devices()[1].uuid;
+    assert!(
+        matches!(refused(), Refusal::DeviceFull { device, tier: Tier::Device, .. } if device == *uuid),
+        "{}",
+        refused()
+    );
     assert!(world.broker.waits().is_empty());
     // Room below counts too: the daemon makes none there.
     let mut world = two_devices();

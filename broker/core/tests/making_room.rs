@@ -176,7 +176,7 @@ fn waiting_batch_is_served_in_its_turn_or_refused_in_time() {
     // The first tenant had it first; no session uses it, so some of it has left for the second.
     assert_eq!((charged(&world), world.broker.waits().len()), (mib(6, 10), 0));
     let never = waiting(&mut world, b, 16, wait);
-    assert_eq!(reason(&world, never), Some(Some(Reason::QuotaLimit)), "there is no so much");
+    assert_eq!(reason(&world, never), Some(Some(Reason::DeviceFull)), "the device is smaller");
 }
 
 #[test]
@@ -192,7 +192,8 @@ fn deadline_or_operator_ends_a_wait() {
     world.run_until_idle();
     let waits = world.broker.waits();
     assert_eq!(waits.len(), 3);
-    let unknown = world.operate(OperatorRequest::CancelWait { wait: WaitId::from_raw(99_999) }).expect_err("unknown");
+    let unknown =
+        world.operate(OperatorRequest::CancelWait { wait: WaitId::from_raw(99_999) }).expect_err("unknown");
     assert_eq!(unknown.reason(), Reason::WaitNotFound);
     for wait in &waits[1..] {
         let reply = world.operate(OperatorRequest::CancelWait { wait: wait.id });

@@ -168,7 +168,7 @@ fn refusals_are_noticed() {
     let by_session = Caller::Session { session: client.session, tenant: "a".into() };
 
     world.start(client, None, ClientRequest::allocate(vec![spec(100)]));
-    assert_eq!(refused(&mut world), (by_session.clone(), "AllocateBatch", Reason::QuotaLimit));
+    assert_eq!(refused(&mut world), (by_session.clone(), "AllocateBatch", Reason::DeviceFull));
 
     // Asked twice before the driver failed: one refusal, two answers.
     world.fail_creates.push_back(Some(CreateError::OutOfMemory));

@@ -12,7 +12,7 @@ use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
     time::timeout,
 };
-use vramd_types::Bytes;
+use vramd_types::{Bytes, file_range_problem};
 
 use super::caller::Caller;
 use crate::{
@@ -67,11 +67,14 @@ impl Loading {
         offset: Bytes,
         asked: Bytes,
     ) -> Result<(RegisteredFile, FileSpan, Bytes), Refusal> {
-        let unknown = || Refusal::FileMutable {
-            path: format!("descriptor {fd}"),
-            why: "the daemon loads no files, or could not look at this one in time".to_owned(),
-        };
-        let opening = self.opening.clone().ok_or_else(unknown)?;
+        let unchecked =
+            |why: &str| Refusal::FileMutable { path: format!("descriptor {fd}"), why: why.to_owned() };
+        let opening = self.opening.clone().ok_or_else(|| {
+            unchecked(
+                "the daemon loads no files, since neither files.immutable_paths nor files.verity is set",
+            )
+        })?;
+        let unknown = || unchecked("the daemon could not look at the file, or not within 5 s");
         let (immutable, caller) = (Arc::clone(&self.immutable), caller.clone());
         let uid = caller.with_peer(|peer| peer.uid).ok_or_else(unknown)?;
         let opened = async {
@@ -90,14 +93,11 @@ impl Loading {
                 Refusal::FileMutable { path: path.display().to_string(), why }
             }
         })?;
-        let there = size.saturating_sub(offset);
-        let bytes = if asked.is_zero() { there } else { asked };
-        if bytes > there || bytes.is_zero() {
-            let (asked, offset, size) = (bytes.get(), offset.get(), size.get());
-            let problem =
-                format!("{asked} bytes from offset {offset} were requested, but the file has {size} bytes");
+        let asked = Some(asked).filter(|asked| !asked.is_zero());
+        if let Some(problem) = file_range_problem(size, offset, asked) {
             return Err(Refusal::FileInvalid { problem });
         }
+        let bytes = asked.unwrap_or_else(|| size.saturating_sub(offset));
         let named = self.files.register(file);
         let path = path.display().to_string().into();
         let span = FileSpan { file: named.id, path, offset };

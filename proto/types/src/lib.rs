@@ -8,6 +8,7 @@
 
 mod bytes;
 mod file_kind;
+mod file_range;
 mod ids;
 pub mod name;
 mod printable;
@@ -18,6 +19,7 @@ mod shown_ids;
 
 pub use bytes::{Bytes, GRANULARITY};
 pub use file_kind::file_kind_name;
+pub use file_range::file_range_problem;
 pub use ids::{
     AllocationId, BOOT_EPOCH_MAX, CopyId, DeviceIndex, ExtentId, HostNode, IdSource, ParseIdError, PartIndex,
     SessionId, WaitId, epoch_of,

@@ -14,7 +14,7 @@ use std::{
 
 use rustix::fs::OFlags;
 use vramd_proto::v1;
-use vramd_types::{AllocationId, Reason, file_kind_name, printable};
+use vramd_types::{AllocationId, Bytes, Reason, file_kind_name, file_range_problem, printable};
 
 use crate::{
     error::{Error, Result},
@@ -59,7 +59,7 @@ pub(crate) async fn load(
     check_process(session)?;
     request.check()?;
     if request.file_size() == Some(0) {
-        return Err(Error::refused(Reason::SizeInvalid, &[("field", &"size_bytes"), ("size", &0)]));
+        return Err(Error::size_invalid("size_bytes", 0));
     }
     let problem = |field: &str| Err(Error::refused(Reason::RequestInvalid, &[("field", &field)]));
     if request.spec.kind() == AllocationKind::Fixed {
@@ -185,11 +185,13 @@ async fn by_copy(
     span: Span,
     mut request: AllocationRequest,
 ) -> Result<Handle> {
-    let there = span.there()?;
-    let size = request.file_size().unwrap_or(there);
-    if size == 0 || size > there {
-        return Err(span.invalid(&format!("{size} bytes requested, and the file has {there} from there on")));
+    let length = span.length()?;
+    let asked = request.file_size();
+    let problem = file_range_problem(Bytes::new(length), Bytes::new(span.offset), asked.map(Bytes::new));
+    if let Some(problem) = problem {
+        return Err(span.invalid(&problem));
     }
+    let size = asked.unwrap_or_else(|| length.saturating_sub(span.offset));
     request.spec.size_bytes = size;
     let mut handles = claim_new(style, session, vec![request]).await?;
     let mut handle = handles.pop().ok_or_else(|| missing_field("allocation"))?;
@@ -231,18 +233,20 @@ impl Span {
     }
 
     fn invalid(&self, problem: &dyn std::fmt::Display) -> Error {
-        let problem = format!("{} from {} on: {problem}", shown(&self.path), self.offset);
+        let problem = format!("{}: {problem}", shown(&self.path));
         Error::refused(Reason::FileInvalid, &[("problem", &problem)])
     }
 
-    fn there(&self) -> Result<u64> {
-        let size = self.file.metadata().map_err(|error| self.invalid(&error))?.len();
-        Ok(size.saturating_sub(self.offset))
+    fn length(&self) -> Result<u64> {
+        Ok(self.file.metadata().map_err(|error| self.invalid(&error))?.len())
     }
 
     /// The time by which the daemon has read it, unless it reads very slowly.
     fn deadline(&self, session: &Session, request: &AllocationRequest) -> Result<Instant> {
-        let size = request.file_size().map_or_else(|| self.there(), Ok)?;
+        let size = match request.file_size() {
+            Some(size) => size,
+            None => self.length()?.saturating_sub(self.offset),
+        };
         let deadline = session.deadline();
         let reading = Duration::from_secs(size / BYTES_PER_SECOND_MIN);
         Ok(deadline.checked_add(reading).unwrap_or(deadline))

@@ -6,7 +6,7 @@ use vramd_proto::v1;
 use vramd_types::{AllocationId, Bytes, Reason};
 
 use crate::{
-    error::{Error, Refusal, Result},
+    error::{Error, Result},
     rpc::request_id::RequestId,
 };
 
@@ -45,14 +45,19 @@ impl AllocationRequest {
     /// Refuses an empty text before a file is opened or read for it.
     pub(crate) fn check(&self) -> Result<()> {
         let is_empty = |text: &Option<String>| text.as_deref() == Some("");
-        let (reason, field, values) = match &self.spec {
-            spec if is_empty(&spec.name) => (Reason::NameInvalid, "name", "a name"),
-            spec if is_empty(&spec.device) => (Reason::DeviceUnknown, "device", "a UUID or index"),
+        let is_persistent = self.spec.lifetime() == v1::Lifetime::Persistent;
+        let (reason, field, advice) = match &self.spec {
+            spec if is_empty(&spec.name) && is_persistent => {
+                (Reason::NameInvalid, "name", "Give a name: a persistent allocation needs one")
+            }
+            spec if is_empty(&spec.name) => (Reason::NameInvalid, "name", "Give a name, or none"),
+            spec if is_empty(&spec.device) => {
+                (Reason::DeviceUnknown, "device", "Give a UUID or index, or none")
+            }
             _ => return Ok(()),
         };
-        let facts = [("field", field), (field, "")].map(|(key, value)| (key.to_owned(), value.to_owned()));
-        let message = format!("{field}: it is empty. Give {values}, or none");
-        Err(Error::Refused(Refusal { reason, message, facts: facts.into(), retry_after: None }))
+        let message = format!("{field}: it is empty. {advice}");
+        Err(Error::refused_because(reason, message, &[("field", &field), (field, &"")]))
     }
 
     /// The name, without the tenant: that is the session's. An empty one is refused.

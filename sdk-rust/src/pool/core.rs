@@ -9,7 +9,7 @@ use std::sync::{
     atomic::{AtomicBool, AtomicU64, Ordering},
 };
 
-use vramd_types::{Bytes, Reason};
+use vramd_types::Bytes;
 
 use super::{
     cache::{self, Cache},
@@ -303,7 +303,7 @@ impl PoolCore {
 
     fn size_error(&self, size: usize) -> Error {
         if size == 0 {
-            return Error::refused(Reason::SizeInvalid, &[("field", &"size"), ("size", &size)]);
+            return Error::size_invalid("size", 0);
         }
         Error::BlockTooLarge { size: Bytes::new(size as u64), largest: self.max_block_size() }
     }

@@ -173,7 +173,7 @@ pub(crate) fn assert_nothing_left(daemon: &Daemon) {
     assert_eq!((device.moving_in_bytes, device.moving_out_bytes, device.awaited_part_count), (0, 0, 0));
 }
 
-fn vramctl(daemon: &Daemon, words: &[&str]) -> Output {
+pub(crate) fn vramctl(daemon: &Daemon, words: &[&str]) -> Output {
     daemon.vramctl().args(words).output().expect("vramctl starts")
 }
 

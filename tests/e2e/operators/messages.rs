@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use vramd_client::{AllocationRequest, Bytes};
 use vramd_proto::v1::{
     AllocateBatchRequest, AllocationSpec, ShowAllocationRequest, show_allocation_request::Target,
 };
@@ -13,7 +14,10 @@ use vramd_tests::{
 };
 use vramd_types::Reason;
 
-use crate::has_other_users;
+use crate::{
+    has_other_users,
+    moves::{pins::fetch::connect, vramctl},
+};
 
 #[track_caller]
 fn says(refused: &Refused, reason: Reason, expected: &[&str]) {
@@ -91,11 +95,57 @@ fn a_limit_names_the_command_that_raises_it_and_a_whole_device_does_not() {
     let daemon = Daemon::start(&Config::devices(&["64MiB"]));
     let session = daemon.open();
     let refused = session.refused(spec(GIB));
-    says(&refused, Reason::QuotaLimit, &["has 64 MiB in all: 1 GiB requested", "use another device"]);
+    let figures = "is too small: 1 GiB requested, 64 MiB in all";
+    says(&refused, Reason::DeviceFull, &[figures, "use another device", "memory.device_share"]);
     assert!(!refused.message.contains("limit"), "no operator can raise it: {}", refused.message);
     daemon.set_quota(session.tenant(), "", "8MiB");
     let command = format!("vramctl quota set {} --tier device --limit", session.tenant());
     says(&session.refused(spec(16 * MIB)), Reason::QuotaLimit, &["0 B of 8 MiB in use", &command]);
+}
+
+/// The SDK copies the file, and the daemon loads it: both say what is wrong in the same words.
+#[test]
+fn a_load_says_which_size_or_offset_is_wrong() {
+    let folder = tempfile::tempdir().unwrap();
+    let [empty, small] = ["empty", "small"].map(|name| folder.path().join(name));
+    std::fs::write(&empty, "").unwrap();
+    std::fs::write(&small, "abc").unwrap();
+    for config in [Config::default(), Config::default().immutable(folder.path())] {
+        let daemon = Daemon::start(&config);
+        let client = connect(&daemon);
+        let bytes = |size| AllocationRequest::new(Bytes::new(size));
+        let whole = AllocationRequest::whole_file;
+        for (path, offset, request, expected) in [
+            (&small, 0, bytes(0), "size_bytes: 0 bytes is not a valid size"),
+            (&empty, 0, whole(), "the file is empty"),
+            (&small, 4, whole(), "the offset 4 is not within the file, which has 3 bytes"),
+            (&small, 1, bytes(5), "5 bytes from offset 1 were requested, but the file has 3 bytes"),
+        ] {
+            let refused = client.load(path, offset, request).unwrap_err().to_string();
+            assert!(refused.contains(expected), "`{expected}` is not in: {refused}");
+        }
+    }
+}
+
+#[test]
+fn put_asks_for_a_name_and_says_which_setting_would_load_in_place() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model");
+    std::fs::write(&path, "abc").unwrap();
+    let path = path.to_str().unwrap();
+    let daemon = Daemon::start(&Config::default().memory("host_size = \"8MiB\""));
+    let unnamed = vramctl(&daemon, &["put", path, ""]);
+    let text = String::from_utf8(unnamed.stderr).unwrap();
+    assert!(text.contains("a value is required for '<NAME>'"), "{text}");
+
+    let put = vramctl(&daemon, &["put", path, "model", "--in-place"]);
+    let text = String::from_utf8(put.stdout).unwrap();
+    let setting = "neither files.immutable_paths nor files.verity is set";
+    assert!(text.contains("copied, not in place") && text.contains(setting), "{text}");
+
+    let request = AllocationRequest::new(Bytes::mib(2)).name("").persistent();
+    let refused = connect(&daemon).allocate(request).unwrap_err().to_string();
+    assert!(refused.contains("Give a name: a persistent allocation needs one"), "{refused}");
 }
 
 #[test]

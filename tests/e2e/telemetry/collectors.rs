@@ -42,7 +42,7 @@ fn a_real_receiver_takes_metrics_over_http() {
     prometheus.until(&held, (6 * MIB) as f64);
     prometheus.until("count(target_info{job=\"vramd\"})", 1.0);
     session.refused(spec(4096 * MIB));
-    prometheus.until("sum(vramd_refusals_total{vramd_refusal_reason=\"QUOTA_LIMIT\"})", 1.0);
+    prometheus.until("sum(vramd_refusals_total{vramd_refusal_reason=\"DEVICE_FULL\"})", 1.0);
     assert!(!daemon.log().contains("sending to the collector fails"), "{}", daemon.log());
 }
 

@@ -124,7 +124,7 @@ fn the_linter_finds_no_problem() {
     let daemon = Daemon::start(&measured());
     let mut session = daemon.open();
     session.allocate(spec(4 * MIB));
-    session.refused(spec(4096 * MIB)).is(Reason::QuotaLimit);
+    session.refused(spec(4096 * MIB)).is(Reason::DeviceFull);
     let said = lint(&scrape(&daemon));
     assert!(said.trim().is_empty(), "{said}");
 }

@@ -59,7 +59,7 @@ fn a_clients_trace_continues_with_the_decision_and_the_log() {
     }
     assert_eq!(attribute(&granted.attributes, "rpc.response.status_code"), "OK");
     assert_eq!(attribute(&refused.attributes, "rpc.response.status_code"), "RESOURCE_EXHAUSTED");
-    assert_eq!(attribute(&refused.attributes, "vramd.refusal.reason"), "QUOTA_LIMIT");
+    assert_eq!(attribute(&refused.attributes, "vramd.refusal.reason"), "DEVICE_FULL");
     let decision =
         |call: &Span| received(&collector, "the decision", |received| below(received, call).cloned());
     let (yes, no) = (decision(&granted), decision(&refused));
@@ -68,7 +68,7 @@ fn a_clients_trace_continues_with_the_decision_and_the_log() {
         ("decide", "granted")
     );
     assert_eq!(attribute(&no.attributes, "vramd.decision.outcome"), "refused");
-    assert_eq!(attribute(&no.attributes, "vramd.refusal.reason"), "QUOTA_LIMIT");
+    assert_eq!(attribute(&no.attributes, "vramd.refusal.reason"), "DEVICE_FULL");
     assert!(no.status.unwrap().message.contains("requested"));
     let logged = received(&collector, "a line of the call", |received| {
         received.logs.iter().find(|record| hex(&record.trace_id) == TRACE).cloned()

@@ -194,10 +194,8 @@ impl Broker {
         let capacity = balances.map_or(Bytes::ZERO, |balances| balances.surveyed_capacity());
         let free = match shortage {
             Shortage::Room { free } => free,
-            // No quota keeps the request out: the tier below is smaller than it.
-            Shortage::Limit { limit, .. }
-                if tier != Tier::Device && limit >= capacity && requested > capacity =>
-            {
+            // No quota keeps the request out: the tier is smaller than it.
+            Shortage::Limit { limit, .. } if limit >= capacity && requested > capacity => {
                 self.ledger.trial(place).map_or(Bytes::ZERO, |trial| trial.admittable(tenant))
             }
             Shortage::Limit { limit, charged } => {

@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use clap::Args;
+use clap::{Args, builder::NonEmptyStringValueParser};
 use serde_json::json;
 use vramd_client::{Allocation, AllocationRequest, Bytes, Client, ClientBuilder, Error, Sealed, Sentence};
 
@@ -21,6 +21,7 @@ pub(crate) struct Put {
     /// File to put.
     file: PathBuf,
     /// Name of the allocation, without the tenant: that is the tenant of this process.
+    #[arg(value_parser = NonEmptyStringValueParser::new())]
     name: String,
     /// Tenant that may attach the allocation, or `*` for all. May be repeated.
     #[arg(long = "reader", value_name = "TENANT")]
