@@ -29,7 +29,7 @@ use crate::{
     reactor::{Clock, Copies, Executor, Files, Inbox, InboxLimits, Queue, QuotaWriter, Reactor, inbox},
     socket_keeper::{Listening, SocketKeeper},
     state::State,
-    surroundings,
+    surroundings::{self, Warning},
     telemetry::{DaemonFacts, TelemetrySetup},
 };
 
@@ -55,27 +55,28 @@ pub fn configuration(named: Option<&Path>) -> Result<Config, Failure> {
     }
 }
 
-/// Tries all that a start needs, and takes nothing. Returns what a start would have to wait for.
+/// Tries all that a start needs, and takes nothing. Returns which live daemon a start would fail for, and what it would
+/// warn of.
 pub fn check(config: &Config, mut telemetry: TelemetrySetup) -> Result<Vec<String>, Failure> {
     let Directories { sockets, state } = Directories::of(config)?;
-    rules(config).check_namespace()?;
+    let rules = rules(config);
+    rules.check_namespace()?;
     process::check_proc()?;
-    let mut in_use = Vec::new();
+    let mut notes = Vec::new();
     if Sockets::check(&sockets, config.daemon.admin_group.as_deref())? {
-        in_use.push(sockets.clone());
+        notes.push(format!("a live daemon uses {}: a start fails until it has ended", sockets.display()));
     }
     if State::check(&state)? {
-        in_use.push(state);
+        notes.push(format!("a live daemon uses {}: a start fails until it has ended", state.display()));
     }
     // A live daemon has its address.
-    if in_use.is_empty() {
+    if notes.is_empty() {
         telemetry.listen()?;
     }
-    driver_choice::check(config, &sockets)?;
-    Ok(in_use
-        .iter()
-        .map(|dir| format!("a live daemon uses {}: a start waits for its end", dir.display()))
-        .collect())
+    let devices = driver_choice::check(config, &sockets)?;
+    let warnings = Warning::all_of(config, &rules, &devices).into_iter().chain(State::warning(&state));
+    notes.extend(warnings.map(|warning| warning.to_string()));
+    Ok(notes)
 }
 
 /// The absolute directories of the daemon.
@@ -174,7 +175,9 @@ impl App {
             version = env!("CARGO_PKG_VERSION"),
             "vramd starts"
         );
-        surroundings::warn(&config, &rules(&config));
+        let warnings = Warning::all_of(&config, &rules(&config), driver.devices());
+        warnings.into_iter().chain(State::warning(&state_dir)).for_each(|warning| warning.log());
+        surroundings::log_limits(&config);
         let (sockets, listening) = SocketKeeper::start(sockets, bound)
             .map_err(|source| Failure::Io { action: "start a thread", source })?;
         Ok(Self {

@@ -38,10 +38,13 @@ enum Choice {
 }
 
 impl Choice {
-    fn devices(&self) -> usize {
+    fn into_devices(self) -> Vec<DeviceInfo> {
         match self {
-            Self::Cuda { uuids, .. } => uuids.len(),
-            Self::Sim { devices, .. } => devices.len(),
+            Self::Cuda { probed, uuids, .. } => {
+                let found = probed.found().iter().map(|found| &found.info);
+                found.filter(|device| uuids.contains(&device.uuid)).cloned().collect()
+            }
+            Self::Sim { devices, .. } => devices,
         }
     }
 }
@@ -77,18 +80,20 @@ fn sim_host_use(config: &Config) -> HostUse {
 }
 
 /// Tries what [`open`] and the checks after it need, and opens nothing: driver, devices, the disk directory, and sizes
-/// against this machine.
-pub fn check(config: &Config, socket_dir: &Path) -> Result<(), Failure> {
+/// against this machine. Returns the devices.
+pub fn check(config: &Config, socket_dir: &Path) -> Result<Vec<DeviceInfo>, Failure> {
     let choice = choose(Path::new("/"), config, socket_dir)?;
-    let devices = choice.devices();
-    let host_use = match choice {
+    let host_use = match &choice {
         Choice::Sim { .. } => sim_host_use(config),
         // Whether its host memory counts for this process is known only once it is open.
         Choice::Cuda { .. } => HostUse::default(),
     };
-    config::check_host(&config.memory, devices, Host::of_process(host_use))?;
-    let Some(disk) = config.disk.config(devices) else { return Ok(()) };
-    probe_disk(&disk).map(drop).map_err(|problem| failure(config, DriverError::Directory(problem)))
+    let devices = choice.into_devices();
+    config::check_host(&config.memory, devices.len(), Host::of_process(host_use))?;
+    if let Some(disk) = config.disk.config(devices.len()) {
+        probe_disk(&disk).map_err(|problem| failure(config, DriverError::Directory(problem)))?;
+    }
+    Ok(devices)
 }
 
 /// Chooses the driver and its devices.

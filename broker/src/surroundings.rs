@@ -1,18 +1,87 @@
-//! Warns at the start of what the machine will not let the daemon or its clients do.
+//! Finds where the configuration does not fit this machine, though a start succeeds. The start warns of it, and `--check`
+//! says it.
 
-use std::{fs, process};
+use std::{fmt, fs, path::PathBuf, process};
+
+use broker_driver::DeviceInfo;
+use vramd_types::Bytes;
 
 use crate::{
-    config::Config,
+    config::{self, Config},
     platform::{cgroup, tenant_rules::Rules},
 };
 
 /// Mappings that a client needs for itself beside those of its parts.
 const OWN_MAPPINGS: u64 = 1024;
 
-/// Logs a warning for each limit or rule that cannot be met here.
-pub fn warn(config: &Config, rules: &Rules) {
-    warn_of_cgroups(rules);
+/// A start succeeds, but the daemon does not serve as the operator may expect.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Warning {
+    /// A rule whose cgroup does not exist matches no client, so its clients would be charged elsewhere.
+    NoCgroup { tenant: String, pattern: String, own: String },
+    /// The configuration leaves the daemon nothing of a device.
+    NothingLeft { uuid: String, total: Bytes },
+    /// The quotas from before the last change, which `--reset-state` would take.
+    DamagedCopy { path: PathBuf, problem: String },
+}
+
+impl Warning {
+    /// Lists the rules and devices that do not fit this machine.
+    pub fn all_of(config: &Config, rules: &Rules, devices: &[DeviceInfo]) -> Vec<Self> {
+        let own = || cgroup::of_process(process::id()).unwrap_or_default();
+        let rules = rules.without_cgroup().into_iter();
+        let rules =
+            rules.map(|(tenant, pattern)| Self::NoCgroup { tenant: tenant.to_owned(), pattern, own: own() });
+        let empty = devices.iter().filter(|device| config::share_of(&config.memory, device.total).is_zero());
+        let empty = empty.map(|device| Self::NothingLeft { uuid: device.uuid.clone(), total: device.total });
+        rules.chain(empty).collect()
+    }
+
+    const fn message(&self) -> &'static str {
+        match self {
+            Self::NoCgroup { .. } => {
+                "no cgroup matches a rule of [[tenants]] now: its clients are charged by the next rule that fits, or as uid-N"
+            }
+            Self::NothingLeft { .. } => {
+                "memory.device_share and memory.margin leave nothing of a device: it serves no memory"
+            }
+            Self::DamagedCopy { .. } => {
+                "the copy of the quotas before the last change is damaged: a start with --reset-state would go on with those of no tenant"
+            }
+        }
+    }
+
+    pub fn log(&self) {
+        let message = self.message();
+        match self {
+            Self::NoCgroup { tenant, pattern, own } => {
+                tracing::warn!(tenant, cgroup = pattern, own_cgroup = own, "{message}");
+            }
+            Self::NothingLeft { uuid, total } => {
+                tracing::warn!(uuid, total_bytes = total.get(), "{message}");
+            }
+            Self::DamagedCopy { path, problem } => {
+                tracing::warn!(path = %path.display(), problem, "{message}");
+            }
+        }
+    }
+}
+
+impl fmt::Display for Warning {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ", self.message())?;
+        match self {
+            Self::NoCgroup { tenant, pattern, own } => {
+                write!(f, "(tenant `{tenant}`, cgroup {pattern}; this process is in {own})")
+            }
+            Self::NothingLeft { uuid, total } => write!(f, "(device {uuid}, of {total})"),
+            Self::DamagedCopy { path, problem } => write!(f, "({}: {problem})", path.display()),
+        }
+    }
+}
+
+/// Logs that the kernel allows clients fewer mappings than the configuration.
+pub fn log_limits(config: &Config) {
     let parts = u64::from(config.limits.words_per_session_max);
     let mappings = number("/proc/sys/vm/max_map_count");
     if let Some(most) = mappings.filter(|most| *most < parts.saturating_add(OWN_MAPPINGS)) {
@@ -20,19 +89,6 @@ pub fn warn(config: &Config, rules: &Rules) {
             max_map_count = most,
             words_per_session_max = parts,
             "a client may have fewer parts mapped than limits.words_per_session_max: the kernel allows a process vm.max_map_count mappings"
-        );
-    }
-}
-
-/// A rule whose cgroup does not exist matches no client, so its clients would be charged elsewhere.
-fn warn_of_cgroups(rules: &Rules) {
-    for (tenant, pattern) in rules.without_cgroup() {
-        let own = cgroup::of_process(process::id()).unwrap_or_default();
-        tracing::warn!(
-            tenant,
-            cgroup = pattern,
-            own_cgroup = own,
-            "no cgroup matches a rule of [[tenants]] now: its clients are charged by the next rule that fits, or as uid-N"
         );
     }
 }

@@ -99,6 +99,11 @@ pub fn choose(choice: &DeviceChoice, present: Vec<DeviceInfo>) -> Result<Vec<Dev
     Ok(chosen)
 }
 
+/// Returns how much of a device with that many bytes the daemon may hand out.
+pub fn share_of(memory: &Memory, total: Bytes) -> Bytes {
+    memory.device_share.of(total).min(total).saturating_sub(memory.margin.of(total))
+}
+
 /// Describes the driver's devices for the core.
 pub fn core_devices(
     memory: &Memory,
@@ -107,14 +112,13 @@ pub fn core_devices(
     makes_fixed: bool,
     maps_host: bool,
 ) -> Vec<DeviceConfig> {
-    let share = |total| memory.device_share.of(total).min(total).saturating_sub(memory.margin.of(total));
     devices
         .iter()
         .map(|device| DeviceConfig {
             uuid: device.uuid.clone(),
             name: device.name.clone(),
             total: device.total,
-            share: share(device.total),
+            share: share_of(memory, device.total),
             host: memory.host_size,
             maps_host,
             disk: disk.size,

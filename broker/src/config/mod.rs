@@ -18,7 +18,7 @@ mod tenants;
 
 use std::{fs, path::Path};
 
-pub use devices::{SimDevices, UnknownDevice, choose, core_devices};
+pub use devices::{SimDevices, UnknownDevice, choose, core_devices, share_of};
 pub use disk::Disk;
 pub use error::{ConfigError, ErrorLocation};
 pub use files::Files;

@@ -5,6 +5,7 @@ use std::{
     io::{self, ErrorKind},
     os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt},
     path::{Path, PathBuf},
+    process,
 };
 
 use rustix::fs::{Access, access};
@@ -40,7 +41,7 @@ pub fn take(dir: &Path, mode: u32) -> Result<(), PrivateDirError> {
     check(dir).map(drop)
 }
 
-/// Checks a directory as [`take`] would, and makes none. Returns whether it exists; if it does not, it could be made.
+/// Checks a directory as [`take`] would, and leaves none. Returns whether it exists; if it does not, it could be made.
 pub fn check(dir: &Path) -> Result<bool, PrivateDirError> {
     let failed = |action, path: &Path| {
         let path = path.to_owned();
@@ -52,8 +53,10 @@ pub fn check(dir: &Path) -> Result<bool, PrivateDirError> {
         Err(error) if error.kind() == ErrorKind::NotFound => {
             let parent =
                 dir.ancestors().skip(1).find(|parent| parent.exists()).unwrap_or_else(|| Path::new("/"));
-            access(parent, Access::WRITE_OK | Access::EXEC_OK)
-                .map_err(|error| failed("make", dir)(error.into()))?;
+            // Whether it could be made shows only by making one: some file systems refuse it to every user.
+            let probe = parent.join(format!(".vramd-check-{}", process::id()));
+            let made = fs::DirBuilder::new().mode(0o700).create(&probe);
+            made.and_then(|()| fs::remove_dir(&probe)).map_err(failed("make", dir))?;
             return Ok(false);
         }
         Err(error) => return Err(failed("look at", dir)(error)),

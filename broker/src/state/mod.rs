@@ -12,9 +12,12 @@ use std::{
 use broker_core::StoredQuotas;
 use thiserror::Error;
 
-use crate::platform::{
-    lock::DirLock,
-    private_dir::{self, PrivateDirError},
+use crate::{
+    platform::{
+        lock::DirLock,
+        private_dir::{self, PrivateDirError},
+    },
+    surroundings::Warning,
 };
 
 /// The state directory, locked for this daemon.
@@ -57,6 +60,12 @@ impl State {
         quotas::load(dir)?;
         boot_epoch::last(dir, quotas::are_stored(dir))?;
         DirLock::is_taken(dir).map_err(|source| StateError::Io { path: dir.to_owned(), source })
+    }
+
+    /// Warns of a damaged copy of the quotas. The quotas themselves do not depend on it.
+    pub fn warning(dir: &Path) -> Option<Warning> {
+        let path = dir.join(atomic_file::old(quotas::NAME));
+        quotas::copy_problem(dir).map(|problem| Warning::DamagedCopy { path, problem })
     }
 
     /// Counts this start. The count is on disk before it is returned. With `reset` a damaged count is set aside.

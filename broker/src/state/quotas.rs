@@ -65,6 +65,15 @@ pub(super) fn load(dir: &Path) -> Result<StoredQuotas, StateError> {
     }
 }
 
+/// Says what is wrong with the copy, if it cannot be used.
+pub(super) fn copy_problem(dir: &Path) -> Option<String> {
+    match read(dir, &atomic_file::old(NAME)) {
+        Ok(_) => None,
+        Err(Unusable::Damaged(problem)) => Some(problem),
+        Err(Unusable::Io(error)) => Some(error.to_string()),
+    }
+}
+
 /// Whether quotas were ever stored here.
 pub(super) fn are_stored(dir: &Path) -> bool {
     dir.join(NAME).exists()

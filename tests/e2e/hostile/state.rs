@@ -54,6 +54,23 @@ fn a_reset_takes_the_quotas_before_the_last_change() {
     assert!(said.contains("team-a") && said.contains("512 MiB"), "{said}");
 }
 
+/// Nothing needs the copy while the quotas are whole. An operator should know before they are not.
+#[test]
+fn a_damaged_copy_of_the_quotas_is_a_warning() {
+    let daemon = Daemon::new();
+    daemon.set_quota("team-a", "0", "512MiB");
+    daemon.set_quota("team-a", "0", "256MiB");
+    let (_, home) = daemon.stop();
+    fs::write(home.path().join("state/quotas.json.old"), "garbage").unwrap();
+    let output = home.command().arg("--check").output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    let message = "the copy of the quotas before the last change is damaged";
+    assert!(output.status.success(), "{said}");
+    assert!(said.contains(message) && said.contains("quotas.json.old"), "{said}");
+    let daemon = Daemon::start_in(home);
+    assert!(daemon.log().lines().any(|line| line.contains("WARN") && line.contains(message)));
+}
+
 /// A state directory in a file system of its own, which a file then fills.
 #[test]
 fn a_full_state_directory_refuses_changes_and_not_the_next_start() {

@@ -46,7 +46,45 @@ fn a_rule_whose_cgroup_does_not_exist_is_a_warning() {
             line.contains("WARN") && line.contains("no cgroup matches") && line.contains("/no-such.slice/**")
         })
     });
+    let said = checked(daemon.home());
+    assert!(said.contains("no cgroup matches") && said.contains("/no-such.slice/**"), "{said}");
     assert!(daemon.open().tenant().starts_with("uid-"));
+}
+
+/// Returns what `--check` says. It must accept the configuration.
+fn checked(home: &Home) -> String {
+    let output = home.command().arg("--check").output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    String::from_utf8(output.stderr).unwrap()
+}
+
+#[test]
+fn a_margin_above_a_device_is_a_warning() {
+    let home = Home::new();
+    Config::devices(&["32MiB"]).memory("margin = \"64MiB\"").write(home.path());
+    let daemon = Daemon::start_in(home);
+    let message = "memory.device_share and memory.margin leave nothing of a device";
+    until("the daemon warns", || {
+        daemon.log().lines().any(|line| line.contains("WARN") && line.contains(message))
+    });
+    let said = checked(daemon.home());
+    assert!(said.contains(message) && said.contains("of 32 MiB"), "{said}");
+}
+
+/// A file system may refuse new directories to root too.
+#[test]
+fn directories_that_cannot_be_made_end_a_check_and_a_start() {
+    const RUNTIME: i32 = 1;
+    for [state, sockets] in [["/proc/x", "run"], ["state", "/proc/x/y"]] {
+        let home = Home::new();
+        let text =
+            format!("[daemon]\nstate_dir = {state:?}\nsocket_dir = {sockets:?}\n[driver]\nkind = \"sim\"\n");
+        fs::write(home.path().join("vramd.toml"), text).unwrap();
+        for (status, said) in refused(&home) {
+            assert_eq!(status, Some(RUNTIME), "{said}");
+            assert!(said.contains("cannot make /proc/x"), "{said}");
+        }
+    }
 }
 
 #[test]
