@@ -24,7 +24,7 @@ use crate::{
     moves::Moves,
     platform::{
         descriptor_shares::DescriptorShares, descriptors, descriptors::Descriptors, host::Host, paths,
-        paths::Environment, process, sockets::Sockets, tenant_rules::Rules,
+        paths::Environment, process, sockets::Sockets, sockets::SocketsError, tenant_rules::Rules,
     },
     reactor::{Clock, Copies, Executor, Files, Inbox, InboxLimits, Queue, QuotaWriter, Reactor, inbox},
     socket_keeper::{Listening, SocketKeeper},
@@ -58,13 +58,16 @@ pub fn configuration(named: Option<&Path>) -> Result<Config, Failure> {
 /// Tries all that a start needs, and takes nothing. Returns which live daemon a start would fail for, and what it would
 /// warn of.
 pub fn check(config: &Config, mut telemetry: TelemetrySetup) -> Result<Vec<String>, Failure> {
-    let Directories { sockets, state } = Directories::of(config)?;
+    let Directories { sockets, sockets_chosen_by, state } = Directories::of(config)?;
     let rules = rules(config);
     rules.check_namespace()?;
     process::check_proc()?;
     let mut notes = Vec::new();
     if Sockets::check(&sockets, config.daemon.admin_group.as_deref())? {
-        notes.push(format!("a live daemon uses {}: a start fails until it has ended", sockets.display()));
+        let dir = sockets.display();
+        notes.push(format!(
+            "a live daemon uses {dir}, chosen by {sockets_chosen_by}: a start fails until it has ended"
+        ));
     }
     if State::check(&state)? {
         notes.push(format!("a live daemon uses {}: a start fails until it has ended", state.display()));
@@ -82,6 +85,7 @@ pub fn check(config: &Config, mut telemetry: TelemetrySetup) -> Result<Vec<Strin
 /// The absolute directories of the daemon.
 struct Directories {
     sockets: PathBuf,
+    sockets_chosen_by: &'static str,
     state: PathBuf,
 }
 
@@ -89,8 +93,10 @@ impl Directories {
     fn of(config: &Config) -> Result<Self, Failure> {
         let environment = Environment::of_process();
         let state = environment.state_dir(config.daemon.state_dir.as_deref()).ok_or(Failure::NoStateDir)?;
+        let configured = config.daemon.socket_dir.as_deref();
         Ok(Self {
-            sockets: absolute_dir(environment.socket_dir(config.daemon.socket_dir.as_deref()))?,
+            sockets: absolute_dir(environment.socket_dir(configured))?,
+            sockets_chosen_by: environment.socket_dir_chooser(configured),
             state: absolute_dir(state)?,
         })
     }
@@ -128,8 +134,13 @@ impl App {
         process::check_proc()?;
         descriptors::raise_limit();
         let clock = Clock::start();
-        let Directories { sockets: socket_dir, state: state_dir } = Directories::of(&config)?;
-        let (sockets, bound) = Sockets::bind(&socket_dir, config.daemon.admin_group.as_deref())?;
+        let Directories { sockets: socket_dir, sockets_chosen_by, state: state_dir } =
+            Directories::of(&config)?;
+        let bound = Sockets::bind(&socket_dir, config.daemon.admin_group.as_deref());
+        let (sockets, bound) = bound.map_err(|error| match error {
+            SocketsError::InUse(dir) => Failure::SocketDirInUse { dir, chosen_by: sockets_chosen_by },
+            error => error.into(),
+        })?;
         telemetry.listen()?;
         let state = State::open(&state_dir)?;
         let stored = state.quotas(reset_state)?;

@@ -59,6 +59,10 @@ pub enum Failure {
         "driver.kind = \"auto\": this machine has an NVIDIA device ({device}), and it cannot be used: {why}. Mend the driver, or set driver.kind = \"sim\" to serve simulated memory"
     )]
     BrokenDriver { device: String, why: String },
+    #[error(
+        "{dir} is in use by a live daemon. It was chosen by {chosen_by}: end that daemon, or choose another directory"
+    )]
+    SocketDirInUse { dir: PathBuf, chosen_by: &'static str },
     #[error(transparent)]
     Sockets(#[from] SocketsError),
     #[error(transparent)]
@@ -95,7 +99,8 @@ impl Failure {
             | Self::Telemetry(_)
             | Self::Sockets(SocketsError::NoGroup(_) | SocketsError::Dir(PrivateDirError::NotPrivate(_)))
             | Self::State(StateError::Dir(PrivateDirError::NotPrivate(_))) => Exit::Config,
-            Self::Sockets(SocketsError::InUse(_))
+            Self::SocketDirInUse { .. }
+            | Self::Sockets(SocketsError::InUse(_))
             | Self::State(StateError::InUse(_))
             | Self::Disk { in_use: true, .. } => Exit::InUse,
             Self::Device(_) => Exit::NoDevice,

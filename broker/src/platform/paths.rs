@@ -46,6 +46,16 @@ impl Environment {
         }
     }
 
+    /// Names what chose that directory.
+    pub fn socket_dir_chooser(&self, configured: Option<&Path>) -> &'static str {
+        match (&self.socket_dir, configured) {
+            (Some(_), Some(_)) => "VRAMD_SOCKET_DIR, which goes before daemon.socket_dir",
+            (Some(_), None) => "VRAMD_SOCKET_DIR",
+            (None, Some(_)) => "daemon.socket_dir",
+            (None, None) => "the default, since neither VRAMD_SOCKET_DIR nor daemon.socket_dir is set",
+        }
+    }
+
     /// Returns the configured directory, else the default. `None` if there is none, because the user has no home.
     pub fn state_dir(&self, configured: Option<&Path>) -> Option<PathBuf> {
         if let Some(dir) = configured {

@@ -87,6 +87,27 @@ fn directories_that_cannot_be_made_end_a_check_and_a_start() {
     }
 }
 
+/// A shell that has the variable for its clients starts another daemon.
+#[test]
+fn a_refusal_of_the_socket_directory_names_what_chose_it() {
+    let daemon = Daemon::start(&Config::default());
+    let home = Home::new();
+    Config::default().write(home.path());
+    let with_variable = |arguments: &[&str]| {
+        let mut command = home.command();
+        let output = command.env("VRAMD_SOCKET_DIR", daemon.sockets()).args(arguments).output().unwrap();
+        String::from_utf8(output.stderr).unwrap()
+    };
+    let chooser = "chosen by VRAMD_SOCKET_DIR, which goes before daemon.socket_dir";
+    for said in [with_variable(&[]), with_variable(&["--check"])] {
+        assert!(said.contains(chooser), "{said}");
+    }
+    // Without the variable the file chooses.
+    let output = daemon.home().command().output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.contains("in use by a live daemon. It was chosen by daemon.socket_dir:"), "{said}");
+}
+
 #[test]
 fn another_namespaces_proc_ends_the_start() {
     if !has_other_users("another_namespaces_proc_ends_the_start") {
