@@ -24,7 +24,7 @@ use crate::output::{
 pub(crate) struct Estimate {
     /// Configuration of the model (`config.json` of Hugging Face), or the folder with it.
     config: PathBuf,
-    /// Device memory for the model, like 24GiB. Without it, the limit of the own tenant, which the daemon says.
+    /// Device memory for the model, like 24GiB. Without it, the daemon is asked for the limit of the caller's tenant.
     #[arg(long, value_name = "SIZE", value_parser = bytes)]
     memory: Option<u64>,
     /// Bytes per second of the link between host and device. The default is PCIe 5.0 with 16 lanes, as measured.
@@ -86,7 +86,7 @@ pub(crate) fn run(estimate: &Estimate, client: ClientBuilder, output: &Output) -
     output.show(|| text(&model, &need, how, memory, stream, estimate.link), fields)
 }
 
-/// The limit of the own tenant on the device where it is largest.
+/// The limit of the caller's tenant on the device where it is largest.
 fn own_limit(client: ClientBuilder) -> Result<u64, Failure> {
     let quotas = client.name("vramctl estimate").connect_raw()?.quota()?;
     let limits = quotas.iter().filter(|quota| quota.tier == Tier::Device).map(|quota| quota.limit.get());
