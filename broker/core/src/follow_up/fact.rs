@@ -90,6 +90,8 @@ pub(crate) enum Fact {
     WaiterUnwanted(PartRef),
     /// A started waiter took cached extents that another counted on.
     CachedTaken,
+    /// A part began to leave for a waiter, and another waiter counts on a session in doubt.
+    EvictedInDoubt,
     /// A waiter that the driver failed may be tried again.
     RetryAllowed,
     /// A waiter that nothing helps begins to let others pass.

@@ -119,6 +119,7 @@ impl Broker {
             | Fact::BatchRefused
             | Fact::WaitCancelled
             | Fact::CachedTaken
+            | Fact::EvictedInDoubt
             | Fact::RetryAllowed
             | Fact::WaiterLetsPass
             | Fact::QuotaChanged

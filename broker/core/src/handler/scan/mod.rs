@@ -69,8 +69,14 @@ impl Broker {
         self.line.record_scan(found);
         self.record_hopeless(&hopeless, unplanned);
         for plan in plans {
+            let evicts = !plan.victims.is_empty();
             self.execute(plan, Cause::Demand);
             self.after_moves();
+            // What begins to leave for one waiter is in less doubt than what an earlier waiter counts on. So that one
+            // takes it, and the other needs more. Each repetition evicts a further part.
+            if evicts && self.is_room_in_doubt() {
+                self.follow_ups.push(Fact::EvictedInDoubt);
+            }
         }
         for waiter in hopeless.into_keys() {
             if let Waiter::Batch(op) = waiter {
