@@ -223,7 +223,8 @@ impl AdminClient {
         self.call(request, |mut client, request| async move { client.list_links(request).await })
     }
 
-    /// The settings: levels of pressure, sizes of tiers and shares of links, as they are and as configured.
+    /// The settings: levels of pressure, sizes of tiers, shares of links and the eviction policy, as they are and as
+    /// configured.
     pub fn settings(&self) -> Result<v1::GetSettingsResponse> {
         self.call(v1::GetSettingsRequest {}, |mut client, request| async move {
             client.get_settings(request).await

@@ -81,7 +81,7 @@ impl Broker {
             mapping: Mappings::default(),
             line: Line::default(),
             moves: Moves::default(),
-            usage: Usage::new(&config.eviction),
+            usage: Usage::new(config.eviction, &config.victim_script),
             node: NodeState::new(Settings::of(&config)),
             #[cfg(feature = "planted")]
             planted: None,

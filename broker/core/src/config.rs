@@ -3,7 +3,7 @@
 use vramd_types::DeviceIndex;
 use vramd_types::{Bytes, Quantity, Shares};
 
-use crate::{eviction::EvictionPolicy, limits::Limits, pressure::PressureBounds};
+use crate::{event::PartRef, eviction::EvictionPolicy, limits::Limits, pressure::PressureBounds};
 
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -24,6 +24,9 @@ pub struct Config {
     pub sessions_reserved: u32,
     /// The policy that orders the victims of evictions.
     pub eviction: EvictionPolicy,
+    /// Parts that leave first, in this order, whatever the policy says, until the policy is changed. For tests and
+    /// comparisons; usually empty.
+    pub victim_script: Vec<PartRef>,
     /// Whether a clean part is compared with its backing before it leaves, and copied if it differs.
     pub check_clean_backings: bool,
     pub pressure: PressureBounds,

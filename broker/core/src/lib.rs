@@ -68,7 +68,7 @@ pub use event::{
     DeviceSelector, DigestError, Event, FileId, FileSpan, Hello, Kind, Lifetime, OperatorRequest, PartRef,
     PartUse, Peer, ProcessStays, RequestKey, Slot, Target, Tier, UnmappedPart, WordsOutcome,
 };
-pub use eviction::EvictionPolicy;
+pub use eviction::{EvictionPolicy, Residents, Source, UnknownPolicy, Weight};
 #[cfg(feature = "observed")]
 pub use forced::Forced;
 pub use limits::Limits;

@@ -150,6 +150,8 @@ mod bugs {
         CachedUnderPressure: "a cached extent stays on a full device until a waiter needs the room", [PRESSURE_RELIEF];
         SettingsAppliedLate: "changed levels of pressure apply only after the next change of a charge", [PRESSURE];
         SharesUnreported: "changed shares of links are not sent to the driver", [SETTINGS];
+        ResidentsLostWithPolicy: "a new eviction policy is not told of the parts that are there", [EVICTION_ORDER];
+        FreedPartsRemembered: "an eviction policy remembers parts of freed allocations", [EVICTION_ORDER];
         SettingsHalfApplied: "part of a refused change of settings applies all the same", [SETTINGS, PRESSURE];
         DrainIgnored: "a draining node accepts new memory", [DRAINING];
         EpochForgotten: "after a restart ids begin where they began before", [IDS];

@@ -11,6 +11,7 @@ use crate::{
     config::Config,
     error::Refusal,
     event::Tier,
+    eviction::EvictionPolicy,
     pressure::{InvalidBounds, PressureBounds},
 };
 
@@ -20,6 +21,7 @@ pub struct Settings {
     pub pressure: PressureBounds,
     pub tiers: TierSettings,
     pub shares: Shares,
+    pub eviction_policy: EvictionPolicy,
 }
 
 /// How many bytes of each tier below a device may be handed out, per device. The configured size is the
@@ -36,6 +38,7 @@ pub struct SettingsChange {
     pub pressure: PressureChange,
     pub tiers: TierChange,
     pub shares: ShareChange,
+    pub eviction_policy: Option<EvictionPolicy>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -68,7 +71,7 @@ impl Settings {
             config.devices.iter().map(of).max().unwrap_or(Bytes::ZERO)
         };
         let tiers = TierSettings { host: largest(|device| device.host), disk: largest(|device| device.disk) };
-        Self { pressure: config.pressure, tiers, shares: config.shares }
+        Self { pressure: config.pressure, tiers, shares: config.shares, eviction_policy: config.eviction }
     }
 
     /// Returns the settings after a change. It fails if the change contradicts other settings or the
@@ -84,6 +87,7 @@ impl Settings {
             pressure: change.pressure.applied_to(self.pressure)?,
             tiers: change.tiers.applied_to(self.tiers, configured.tiers)?,
             shares: change.shares.applied_to(self.shares)?,
+            eviction_policy: change.eviction_policy.unwrap_or(self.eviction_policy),
         })
     }
 }
@@ -91,12 +95,12 @@ impl Settings {
 /// The settings as one line of text, for the log.
 impl fmt::Display for Settings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { pressure, tiers, shares } = self;
+        let Self { pressure, tiers, shares, eviction_policy } = self;
         let [demand, prefetch, write_back] = CopyClass::ALL.map(|class| shares.percent(class));
         write!(
             f,
             "elevated {}%, high {}%, critical {}%, fall {}%, evict to {}%, cold after {} ms, host {}, disk {}, \
-             demand {demand}%, prefetch {prefetch}%, write-back {write_back}%",
+             demand {demand}%, prefetch {prefetch}%, write-back {write_back}%, eviction policy {eviction_policy}",
             pressure.elevated_percent,
             pressure.high_percent,
             pressure.critical_percent,

@@ -12,8 +12,8 @@ use crate::world::{
     set_quota, spec,
 };
 use broker_core::{
-    AllocationSpec, ClientFrame, ClientRequest, Command, EvictionPolicy, Notice, OperatorRequest, PartMove,
-    PartRef, Refusal, Reply, RequestKey, StoredQuotas, Tier, WaiterView,
+    AllocationSpec, ClientFrame, ClientRequest, Command, Notice, OperatorRequest, PartMove, PartRef, Refusal,
+    Reply, RequestKey, StoredQuotas, Tier, WaiterView,
 };
 use vramd_types::{Bytes, Reason, WaitId};
 
@@ -52,7 +52,7 @@ fn scripted_policy_is_followed() {
     let parts = [one(&mut world, a, 4, 1), one(&mut world, a, 4, 2)];
     let mut base = config(&[Bytes::mib(8)]);
     base.devices[0].host = Bytes::mib(64);
-    base.eviction = EvictionPolicy::Scripted(vec![parts[1], parts[0]]);
+    base.victim_script = vec![parts[1], parts[0]];
     let mut world = World::with(base, StoredQuotas::default());
     let a = world.open_pinning("a");
     assert_eq!([one(&mut world, a, 4, 1), one(&mut world, a, 4, 2)], parts, "ids are counted");

@@ -1,16 +1,17 @@
-//! Operators change levels of pressure and sizes of tiers while everything runs.
+//! Operators change levels of pressure, sizes of tiers and the eviction policy while everything runs.
 
 use std::time::Duration;
 
 use crate::world::{
-    World, key,
+    Client, World, key,
     moving::{moved, to},
-    pressing::{COLD, SECOND, fill, levels, node, on_device, pass_time, tier},
+    pressing::{COLD, SECOND, fill, free, levels, node, on_device, pass_time, tier},
     spec,
 };
 use broker_core::{
-    AllocationSpec, Caller, ClientRequest, DeviceSelector, Notice, OperatorRequest, PartMove, PartRef,
-    Pressure, PressureChange, Refusal, Reply, Settings, SettingsChange, ShareChange, Tier, TierChange,
+    AllocationSpec, Caller, ClientRequest, DeviceSelector, EvictionPolicy, Notice, OperatorRequest, PartMove,
+    PartRef, Pressure, PressureChange, Refusal, Reply, Settings, SettingsChange, ShareChange, Tier,
+    TierChange,
 };
 use vramd_types::{Bytes, Quantity, Reason, Shares};
 
@@ -321,4 +322,97 @@ fn repeated_change_is_made_once() {
         other => panic!("{other:?}"),
     };
     assert_eq!(now, 90, "the answer has the settings in force");
+}
+
+fn policy(policy: EvictionPolicy) -> OperatorRequest {
+    let eviction_policy = Some(policy);
+    OperatorRequest::ChangeSettings(SettingsChange { eviction_policy, ..SettingsChange::default() })
+}
+
+/// So short that no part becomes cold.
+const MOMENT: Duration = Duration::from_millis(10);
+
+/// Parts of 2 MiB fill a device of 40 MiB; the client is seen to use some of them again.
+fn used(world: &mut World) -> (Client, Vec<PartRef>) {
+    let client = world.open_pinning("a");
+    let parts = fill(world, client, 20);
+    for _ in 0..3 {
+        for part in &parts[..10] {
+            pass_time(world, MOMENT);
+            world.harvest(client, *part);
+        }
+    }
+    (client, parts)
+}
+
+fn tiers_of(world: &World, parts: &[PartRef]) -> Vec<Tier> {
+    parts.iter().map(|part| tier(world, *part)).collect()
+}
+
+#[test]
+fn changed_policy_orders_all_parts_that_are_there() {
+    for other in EvictionPolicy::ALL {
+        let mut world = node(80, 0);
+        let (client, parts) = used(&mut world);
+        assert_eq!(change(&mut world, policy(other)).eviction_policy, other, "{other}");
+        assert_eq!(world.broker.check(), [], "{other}");
+        // As many leave as come; those that were not used again leave first.
+        let more = fill(&mut world, client, 5);
+        assert_eq!(tiers_of(&world, &parts[10..15]), [Tier::Host; 5], "{other}");
+        assert_eq!(on_device(&world, &parts[..10]), 10, "{other}");
+        change(&mut world, policy(EvictionPolicy::Lru));
+        fill(&mut world, client, 4);
+        assert_eq!(tiers_of(&world, &parts[15..19]), [Tier::Host; 4], "{other}");
+        assert_eq!((on_device(&world, &parts[..10]), on_device(&world, &more)), (10, 5), "{other}");
+        assert_eq!(world.broker.check(), [], "{other}");
+    }
+}
+
+#[test]
+fn policy_decides_whether_an_often_used_part_outlives_a_newer_one() {
+    for (chosen, stays) in [(EvictionPolicy::Lru, false), (EvictionPolicy::Gdsf, true)] {
+        let mut world = node(80, 0);
+        change(&mut world, policy(chosen));
+        let (client, parts) = used(&mut world);
+        pass_time(&mut world, MOMENT);
+        for part in &parts[10..] {
+            world.harvest(client, *part);
+        }
+        fill(&mut world, client, 1);
+        assert_eq!(tier(&world, parts[0]) == Tier::Device, stays, "{chosen}");
+    }
+}
+
+#[test]
+fn cold_parts_leave_by_last_use_whatever_the_policy() {
+    for chosen in EvictionPolicy::ALL {
+        let mut world = node(80, 0);
+        change(&mut world, policy(chosen));
+        let client = world.open_pinning("a");
+        let parts = fill(&mut world, client, 17);
+        for _ in 0..3 {
+            world.harvest(client, parts[0]);
+        }
+        pass_time(&mut world, COLD);
+        for part in &parts[1..] {
+            world.harvest(client, *part);
+        }
+        pass_time(&mut world, SECOND);
+        change(&mut world, level_change(PressureChange { evict_to_percent: Some(50), ..high(84) }));
+        let left: Vec<usize> = (0..17).filter(|at| tier(&world, parts[*at]) != Tier::Device).collect();
+        assert_eq!(left, [0], "{chosen}");
+    }
+}
+
+#[test]
+fn freed_parts_are_forgotten_by_every_policy() {
+    for chosen in EvictionPolicy::ALL {
+        let mut world = node(80, 0);
+        change(&mut world, policy(chosen));
+        let (client, mut parts) = used(&mut world);
+        parts.extend(fill(&mut world, client, 10));
+        assert_eq!(world.broker.check(), [], "{chosen}");
+        free(&mut world, client, &parts);
+        assert_eq!(world.broker.check(), [], "{chosen}");
+    }
 }

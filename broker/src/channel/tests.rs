@@ -56,6 +56,7 @@ impl Daemon {
             let config = broker_core::Config {
                 sessions_reserved: 0,
                 eviction: broker_core::EvictionPolicy::default(),
+                victim_script: Vec::new(),
                 check_clean_backings: false,
                 files: false,
                 pressure: broker_core::PressureBounds::default(),

@@ -2,6 +2,7 @@
 
 use std::{num::NonZeroU64, path::PathBuf, time::Duration};
 
+use broker_core::EvictionPolicy;
 use serde::{Deserialize, Deserializer, de};
 use vramd_types::{Bytes, Quantity};
 
@@ -278,6 +279,9 @@ pub struct Memory {
     pub harvest: Duration,
     /// Whether a part that would leave without a copy is first compared with its clean backing.
     pub check_shadows: bool,
+    /// The order in which unused parts leave a full device.
+    #[serde(deserialize_with = "eviction_policy")]
+    pub eviction_policy: EvictionPolicy,
 }
 
 impl Default for Memory {
@@ -291,8 +295,13 @@ impl Default for Memory {
             host_size: Bytes::ZERO,
             harvest: Duration::from_millis(100),
             check_shadows: false,
+            eviction_policy: EvictionPolicy::default(),
         }
     }
+}
+
+fn eviction_policy<'de, D: Deserializer<'de>>(deserializer: D) -> Result<EvictionPolicy, D::Error> {
+    String::deserialize(deserializer)?.parse().map_err(de::Error::custom)
 }
 
 /// `"all"`, or a list of UUIDs and indices.

@@ -123,6 +123,7 @@ fn given_keys_are_read() {
         part_size = "2MiB"
         harvest_ms = 60000
         check_shadows = true
+        eviction_policy = "hit-density"
         [pressure]
         elevated_percent = 60
         high_percent = 75
@@ -159,6 +160,7 @@ fn given_keys_are_read() {
     assert_eq!(config.memory.devices, DeviceChoice::These(vec!["0".into()]));
     assert_eq!((config.memory.device_share, config.memory.part_size), (Quantity::Percent(90), Bytes::mib(2)));
     assert_eq!((config.memory.harvest, config.memory.check_shadows), (Duration::from_secs(60), true));
+    assert_eq!(config.memory.eviction_policy, broker_core::EvictionPolicy::HitDensity);
     let bounds = broker_core::PressureBounds {
         elevated_percent: 60,
         high_percent: 75,
@@ -198,6 +200,13 @@ fn every_error_names_line_column_and_field() {
         ("[memory]\ndevices = []\n", 2, 11, "memory.devices", "expected \"all\""),
         ("[memory]\ndevices = 0\n", 2, 11, "memory.devices", "expected \"all\""),
         ("[driver]\nkind = \"rocm\"\n", 2, 8, "driver.kind", "unknown variant `rocm`"),
+        (
+            "[memory]\neviction_policy = \"LRU\"\n",
+            2,
+            19,
+            "memory.eviction_policy",
+            "the names are lru, weighted-lru, gdsf, s3-fifo, sieve, hit-density",
+        ),
         ("[memory]\nharvest_ms = 0\n", 2, 14, "memory.harvest_ms", "between 1 and 60000 ms"),
         ("[memory]\nharvest_ms = 60001\n", 2, 14, "memory.harvest_ms", "between 1 and 60000 ms"),
         ("[limits]\nhello_timeout_ms = 0\n", 2, 20, "limits.hello_timeout_ms", "at least 1 ms"),

@@ -1,15 +1,17 @@
 //! Converts settings to messages.
 
-use broker_core::{PressureBounds, Settings, TierSettings};
+use broker_core::{EvictionPolicy, PressureBounds, Settings, TierSettings};
 use vramd_proto::v1;
 use vramd_types::{CopyClass, Shares};
 
 /// Converts all settings.
-pub(crate) fn settings(Settings { pressure, tiers, shares }: &Settings) -> v1::Settings {
+pub(crate) fn settings(settings: &Settings) -> v1::Settings {
+    let Settings { pressure, tiers, shares, eviction_policy } = settings;
     v1::Settings {
         pressure: Some(of_pressure(pressure)),
         tiers: Some(of_tiers(*tiers)),
         shares: Some(of_shares(*shares)),
+        eviction: Some(v1::EvictionSettings { policy: Some(of_policy(*eviction_policy).into()) }),
     }
 }
 
@@ -21,6 +23,17 @@ fn of_pressure(bounds: &PressureBounds) -> v1::PressureSettings {
         fall_percent: Some(bounds.fall_percent),
         evict_to_percent: Some(bounds.evict_to_percent),
         cold_after_ms: Some(u64::try_from(bounds.cold_after.as_millis()).unwrap_or(u64::MAX)),
+    }
+}
+
+const fn of_policy(policy: EvictionPolicy) -> v1::EvictionPolicy {
+    match policy {
+        EvictionPolicy::Lru => v1::EvictionPolicy::Lru,
+        EvictionPolicy::WeightedLru => v1::EvictionPolicy::WeightedLru,
+        EvictionPolicy::Gdsf => v1::EvictionPolicy::Gdsf,
+        EvictionPolicy::S3Fifo => v1::EvictionPolicy::S3Fifo,
+        EvictionPolicy::Sieve => v1::EvictionPolicy::Sieve,
+        EvictionPolicy::HitDensity => v1::EvictionPolicy::HitDensity,
     }
 }
 

@@ -98,6 +98,7 @@ mod tests {
             boot_epoch: 1,
             sessions_reserved: 0,
             eviction: broker_core::EvictionPolicy::default(),
+            victim_script: Vec::new(),
             check_clean_backings: false,
             files: false,
             pressure: broker_core::PressureBounds::default(),

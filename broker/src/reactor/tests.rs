@@ -119,6 +119,7 @@ fn config() -> Config {
         boot_epoch: 1,
         sessions_reserved: 0,
         eviction: broker_core::EvictionPolicy::default(),
+        victim_script: Vec::new(),
         check_clean_backings: false,
         files: false,
         pressure: broker_core::PressureBounds::default(),

@@ -6,8 +6,8 @@ use serde_json::{Value, json};
 use tonic::Code;
 use vramd_client::{AllocationRequest, Bytes, Client};
 use vramd_proto::v1::{
-    ChangeSettingsRequest, EventKind, GetSettingsRequest, PressureLevel, PressureSettings, Settings, Tier,
-    TierSettings, WatchRequest, watch_response::Event,
+    ChangeSettingsRequest, EventKind, EvictionSettings, GetSettingsRequest, PressureLevel, PressureSettings,
+    Settings, Tier, TierSettings, WatchRequest, watch_response::Event,
 };
 use vramd_tests::{
     Config, Daemon, Home, MIB, MIB_2, Refused, Watching,
@@ -84,6 +84,7 @@ fn changed_settings_are_shown_reported_and_end_with_the_daemon() {
         },
         "tiers": { "host_bytes": 160 * MIB, "disk_bytes": 80 * MIB },
         "shares": { "demand_percent": 30, "prefetch_percent": 50, "write_back_percent": 20 },
+        "eviction": { "policy": "lru" },
     });
     let shown = said(&daemon, &["show"]);
     assert_eq!((&shown["settings"], &shown["configured"]), (&configured, &configured));
@@ -174,9 +175,13 @@ fn an_invalid_setting_is_refused_with_the_allowed_values() {
         assert_eq!(error["facts"], expected, "{words:?}: {error}");
         assert_eq!(daemon.admin.get_settings(GetSettingsRequest {}).ok(), before, "{words:?}");
     }
-    for words in
-        [&[][..], &["--high-percent", "-1"], &["--host-bytes", "50%"], &["--high-percent", "5000000000"]]
-    {
+    for words in [
+        &[][..],
+        &["--eviction-policy", "LRU"],
+        &["--high-percent", "-1"],
+        &["--host-bytes", "50%"],
+        &["--high-percent", "5000000000"],
+    ] {
         assert_eq!(fails(&daemon, words).1, Some(USAGE), "{words:?}");
     }
     // A request that none of our programs sends.
@@ -189,6 +194,15 @@ fn an_invalid_setting_is_refused_with_the_allowed_values() {
     for request in nothing {
         let refused = daemon.admin.change_settings(request).refused();
         assert_eq!(refused.is(Reason::RequestInvalid).fact("field"), "change");
+    }
+    // A policy of a newer protocol.
+    for given in [0, 7, -1] {
+        let eviction = Some(EvictionSettings { policy: Some(given) });
+        let refused =
+            daemon.admin.change_settings(request(Settings { eviction, ..Default::default() })).refused();
+        let refused = refused.is(Reason::SettingInvalid);
+        assert_eq!(refused.fact("field"), "eviction_policy");
+        assert_eq!(refused.fact("allowed"), "lru, weighted-lru, gdsf, s3-fifo, sieve, hit-density");
     }
     for given in [0, 101, u32::MAX] {
         let most = PressureSettings { evict_to_percent: Some(given), ..Default::default() };
@@ -333,4 +347,36 @@ fn only_operators_change_settings_and_only_on_their_socket() {
     assert_eq!(status.code(), Code::Unimplemented, "{:?}", Refused::from_status(&status));
     assert_eq!(admin.get_settings(GetSettingsRequest {}).wait().unwrap_err().code(), Code::Unimplemented);
     assert_eq!(said(&daemon, &["show"])["settings"]["pressure"]["high_percent"], 90);
+}
+
+fn unpinned(client: &Client) -> vramd_client::Allocation {
+    let mut one = client.allocate(parts(1)).unwrap();
+    one.unpin().unwrap();
+    one
+}
+
+/// A device of 100 parts, all of which one client has and pins no more.
+fn full_device(config: &Config) -> (Daemon, Client, Vec<vramd_client::Allocation>) {
+    let daemon = Daemon::start(config);
+    let client = client(&daemon);
+    let held = (0..100).map(|_| unpinned(&client)).collect();
+    (daemon, client, held)
+}
+
+#[test]
+fn every_eviction_policy_makes_room_and_can_be_changed_under_load() {
+    let config = Config::devices(&["200MiB"]).memory("host_size = \"400MiB\"\neviction_policy = \"gdsf\"");
+    let (daemon, client, mut held) = full_device(&config);
+    assert_eq!(said(&daemon, &["show"])["settings"]["eviction"]["policy"], "gdsf");
+    let mut watch = watching(&daemon, &[EventKind::Settings]);
+    for policy in ["lru", "weighted-lru", "s3-fifo", "sieve", "hit-density", "gdsf"] {
+        let shown = said(&daemon, &["change", "--eviction-policy", policy]);
+        let of = |which: &str| shown[which]["eviction"]["policy"].clone();
+        assert_eq!((of("settings"), of("configured")), (json!(policy), json!("gdsf")));
+        assert!(matches!(watch.read().event, Some(Event::Settings(_))), "{policy}");
+        for _ in 0..10 {
+            held.push(unpinned(&client));
+        }
+    }
+    assert!(daemon.log().contains("eviction policy hit-density"), "{}", daemon.log());
 }

@@ -40,6 +40,7 @@ fn broker_with_one_of_each() -> Broker {
         default_disk_limit: Quantity::Percent(100),
         sessions_reserved: 0,
         eviction: broker_core::EvictionPolicy::default(),
+        victim_script: Vec::new(),
         check_clean_backings: false,
         files: false,
         shares: vramd_types::Shares::default(),

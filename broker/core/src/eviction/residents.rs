@@ -5,9 +5,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use vramd_types::{DeviceIndex, SessionId};
+use vramd_types::{AllocationId, DeviceIndex, SessionId};
 
-use super::{EvictionPolicy, Policy};
+use super::{EvictionPolicy, Part, Policy, Removal, Weight, lru::Lru, scripted::Scripted};
 use crate::{collections::PartMap, event::PartRef, time::Time};
 
 /// A part, with its last use.
@@ -15,13 +15,31 @@ use crate::{collections::PartMap, event::PartRef, time::Time};
 struct Resident {
     device: DeviceIndex,
     used: Time,
-    /// The policy has it.
-    is_listed: bool,
+    weight: Weight,
+    listing: Listing,
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Listing {
+    /// The part is leaving, and the policy does not have it.
+    Excluded,
+    /// It was not used since it arrived.
+    Arrived,
+    Used,
+}
+
+impl Resident {
+    const fn describe(self, part: PartRef) -> Part {
+        Part { device: self.device, part, used: self.used, weight: self.weight }
+    }
+}
+
+/// The parts of all devices that may leave.
 #[derive(Debug)]
-pub(crate) struct Residents {
+pub struct Residents {
     policy: Box<dyn Policy>,
+    /// All listed parts by their last use, unless the policy has that order itself.
+    by_use: Option<Lru>,
     parts: PartMap<Resident>,
     pinned: BTreeMap<PartRef, BTreeSet<SessionId>>,
     /// How many parts of a device each session pins.
@@ -31,9 +49,19 @@ pub(crate) struct Residents {
 }
 
 impl Residents {
-    pub(crate) fn new(policy: &EvictionPolicy) -> Self {
+    pub fn new(policy: EvictionPolicy) -> Self {
+        Self::with(policy.make(), policy != EvictionPolicy::Lru)
+    }
+
+    /// Orders parts as given; all others come last.
+    pub(crate) fn scripted(script: &[PartRef]) -> Self {
+        Self::with(Box::new(Scripted::new(script)), true)
+    }
+
+    fn with(policy: Box<dyn Policy>, has_own_order: bool) -> Self {
         Self {
-            policy: policy.make(),
+            policy,
+            by_use: has_own_order.then(Lru::default),
             parts: PartMap::default(),
             pinned: BTreeMap::new(),
             pinning: BTreeMap::new(),
@@ -41,47 +69,119 @@ impl Residents {
         }
     }
 
-    /// Adds a part, or records a use of it. Returns whether it is new.
-    pub(crate) fn arrive(&mut self, device: DeviceIndex, part: PartRef, now: Time) -> bool {
-        let before = self.parts.insert(part, Resident { device, used: now, is_listed: true });
-        if let Some(Resident { device, used, is_listed: true }) = before {
-            self.policy.remove(device, part, used);
+    /// Changes the policy. The new one is told of all parts in the order of their last use, so it begins as LRU does.
+    /// The knowledge of the old one is lost. This costs O(n log n).
+    pub(crate) fn change_policy(&mut self, policy: EvictionPolicy) {
+        let with_pins = std::mem::replace(self, Self::new(policy));
+        let Self { parts, pinned, pinning, stuck, .. } = with_pins;
+        let mut listed: Vec<_> = parts
+            .iter()
+            .filter(|(_, it)| it.listing != Listing::Excluded)
+            .map(|(part, it)| it.describe(part))
+            .collect();
+        (self.parts, self.pinned, self.pinning, self.stuck) = (parts, pinned, pinning, stuck);
+        listed.sort_by_key(|it| (it.used, it.part));
+        for part in listed {
+            self.list(part);
         }
-        self.policy.insert(device, part, now);
-        before.is_none()
+    }
+
+    /// Loses the order of the parts that are here, for `ResidentsLostWithPolicy`.
+    #[cfg(feature = "planted")]
+    pub(crate) fn lose_order(&mut self) {
+        self.policy = EvictionPolicy::Sieve.make();
+    }
+
+    fn list(&mut self, part: Part) {
+        self.policy.insert(part);
+        if let Some(by_use) = &mut self.by_use {
+            by_use.insert(part);
+        }
+    }
+
+    fn unlist(&mut self, part: Part, why: Removal) {
+        self.policy.remove(part, why);
+        if let Some(by_use) = &mut self.by_use {
+            by_use.remove(part, why);
+        }
+    }
+
+    fn relist(&mut self, part: Part, now: Time, again: bool) {
+        self.policy.record_use(part, now, again);
+        if let Some(by_use) = &mut self.by_use {
+            by_use.record_use(part, now, again);
+        }
+    }
+
+    /// Adds a part, or takes it for used now. Returns whether it is new.
+    pub fn arrive(&mut self, device: DeviceIndex, part: PartRef, weight: Weight, now: Time) -> bool {
+        let resident = Resident { device, used: now, weight, listing: Listing::Arrived };
+        let Some(before) = self.parts.insert(part, resident) else {
+            self.list(resident.describe(part));
+            return true;
+        };
+        match before.listing {
+            Listing::Excluded => self.list(resident.describe(part)),
+            // The policy knows it with its old weight.
+            listing => {
+                self.parts.insert(part, Resident { used: now, listing, ..before });
+                self.relist(before.describe(part), now, false);
+            }
+        }
+        false
     }
 
     /// Records a use of the part, if it is here.
-    pub(crate) fn record_use(&mut self, part: PartRef, now: Time) {
-        if let Some(Resident { device, used, is_listed }) = self.parts.get_mut(part) {
-            if std::mem::replace(is_listed, true) {
-                self.policy.remove(*device, part, *used);
-            }
-            *used = now;
-            self.policy.insert(*device, part, now);
+    pub fn record_use(&mut self, part: PartRef, now: Time) {
+        let Some(resident) = self.parts.get_mut(part) else { return };
+        let before = *resident;
+        (resident.used, resident.listing) = (now, Listing::Used);
+        let after = *resident;
+        match before.listing {
+            Listing::Excluded => self.list(after.describe(part)),
+            listing => self.relist(before.describe(part), now, listing == Listing::Used),
         }
     }
 
     /// Excludes a part that is leaving from further choices.
-    pub(crate) fn exclude(&mut self, part: PartRef) {
-        if let Some(Resident { device, used, is_listed }) = self.parts.get_mut(part)
-            && std::mem::take(is_listed)
+    pub fn exclude(&mut self, part: PartRef) {
+        if let Some(resident) = self.parts.get_mut(part)
+            && resident.listing != Listing::Excluded
         {
-            self.policy.remove(*device, part, *used);
+            resident.listing = Listing::Excluded;
+            let known = resident.describe(part);
+            self.unlist(known, Removal::Leaves);
         }
     }
 
     /// Removes a part. Returns whether it was there.
-    pub(crate) fn remove(&mut self, part: PartRef) -> bool {
+    pub fn remove(&mut self, part: PartRef) -> bool {
         for session in self.pinned.get(&part).cloned().unwrap_or_default() {
             self.record_unpin(part, session);
         }
         self.stuck.remove(&part);
         let there = self.parts.remove(part);
-        if let Some(Resident { device, used, is_listed: true }) = there {
-            self.policy.remove(device, part, used);
+        if let Some(resident) = there.filter(|it| it.listing != Listing::Excluded) {
+            self.unlist(resident.describe(part), Removal::Ends);
         }
         there.is_some()
+    }
+
+    /// Forgets what the policy remembers of an allocation that ended.
+    pub fn forget(&mut self, allocation: AllocationId) {
+        self.policy.forget(allocation);
+    }
+
+    /// Returns the parts that left and that the policy remembers.
+    pub(crate) fn remembered(&self) -> impl Iterator<Item = PartRef> {
+        self.policy.remembered()
+    }
+
+    /// Returns the parts that the policy should have, of one device.
+    pub(crate) fn listed(&self, device: DeviceIndex) -> impl Iterator<Item = PartRef> {
+        let listed =
+            self.parts.iter().filter(move |(_, it)| it.device == device && it.listing != Listing::Excluded);
+        listed.map(|(part, _)| part)
     }
 
     pub(crate) fn record_pin(&mut self, part: PartRef, session: SessionId) {
@@ -132,7 +232,7 @@ impl Residents {
         self.stuck.clear();
     }
 
-    pub(crate) fn contains(&self, part: PartRef) -> bool {
+    pub fn contains(&self, part: PartRef) -> bool {
         self.parts.contains(part)
     }
 
@@ -142,17 +242,27 @@ impl Residents {
     }
 
     /// Returns the parts without known pins, first the best victim.
-    pub(crate) fn order(&self, device: DeviceIndex) -> impl Iterator<Item = PartRef> {
-        self.policy.order(device, None).filter(|part| self.is_candidate(*part))
+    pub fn order(&self, device: DeviceIndex) -> impl Iterator<Item = PartRef> {
+        self.order_of_all(device).filter(|part| self.is_candidate(*part))
     }
 
-    /// Returns all parts with their last use, first the best victim, from behind the last scanned part.
-    pub(crate) fn order_after(
+    /// Returns all parts that are not leaving, first the best victim.
+    pub(crate) fn order_of_all(&self, device: DeviceIndex) -> impl Iterator<Item = PartRef> {
+        self.policy.order(device)
+    }
+
+    /// Returns all parts with their last use, first the least recently used one whatever the policy, from behind the last
+    /// scanned part. That part need not be there any more.
+    pub(crate) fn order_by_use(
         &self,
         device: DeviceIndex,
         seen: Option<(PartRef, Time)>,
     ) -> impl Iterator<Item = (PartRef, Time)> {
-        let parts = self.policy.order(device, seen);
+        let policy: &dyn Policy = match &self.by_use {
+            Some(by_use) => by_use,
+            None => &*self.policy,
+        };
+        let parts = policy.order_by_use(device, seen).into_iter().flatten();
         parts.filter_map(|part| self.parts.get(part).map(|resident| (part, resident.used)))
     }
 

@@ -1,25 +1,23 @@
 //! Evicts in a given order, for tests.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    ops::Bound,
-};
+use std::collections::BTreeMap;
 
 use vramd_types::DeviceIndex;
 
-use super::Policy;
+use super::{Part, Policy, Removal, ranking::Ranking};
 use crate::{event::PartRef, time::Time};
 
 #[derive(Debug)]
 pub(super) struct Scripted {
     ranks: BTreeMap<PartRef, usize>,
-    order: BTreeSet<(DeviceIndex, usize, PartRef)>,
+    order: Ranking<usize>,
 }
 
 impl Scripted {
+    /// Parts that the script does not name come last, in the order of their ids.
     pub(super) fn new(script: &[PartRef]) -> Self {
         let ranks = script.iter().enumerate().map(|(rank, part)| (*part, rank)).collect();
-        Self { ranks, order: BTreeSet::new() }
+        Self { ranks, order: Ranking::default() }
     }
 
     fn rank(&self, part: PartRef) -> usize {
@@ -28,24 +26,17 @@ impl Scripted {
 }
 
 impl Policy for Scripted {
-    fn insert(&mut self, device: DeviceIndex, part: PartRef, _: Time) {
-        self.order.insert((device, self.rank(part), part));
+    fn insert(&mut self, Part { device, part, .. }: Part) {
+        self.order.insert(device, self.rank(part), part);
     }
 
-    fn remove(&mut self, device: DeviceIndex, part: PartRef, _: Time) {
-        self.order.remove(&(device, self.rank(part), part));
+    fn record_use(&mut self, _: Part, _: Time, _: bool) {}
+
+    fn remove(&mut self, Part { device, part, .. }: Part, _: Removal) {
+        self.order.remove(device, self.rank(part), part);
     }
 
-    fn order(
-        &self,
-        device: DeviceIndex,
-        behind: Option<(PartRef, Time)>,
-    ) -> Box<dyn Iterator<Item = PartRef> + '_> {
-        let from = match behind {
-            Some((part, _)) => Bound::Excluded((device, self.rank(part), part)),
-            None => Bound::Included((device, 0, PartRef::FIRST)),
-        };
-        let of = self.order.range((from, Bound::Unbounded)).take_while(move |(of, ..)| *of == device);
-        Box::new(of.map(|(.., part)| *part))
+    fn order(&self, device: DeviceIndex) -> Box<dyn Iterator<Item = PartRef> + '_> {
+        Box::new(self.order.order(device, None))
     }
 }

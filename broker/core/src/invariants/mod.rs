@@ -8,6 +8,7 @@
 mod backings;
 mod cached;
 mod descriptors;
+mod eviction_order;
 mod extent_backing;
 mod extent_released;
 mod files;
@@ -43,7 +44,7 @@ pub struct Violation {
 /// One file's check.
 type Check = fn(&Broker, &Scope, &mut Vec<Violation>);
 
-const CHECKS: [Check; 19] = [
+const CHECKS: [Check; 20] = [
     ledger_balances::check,
     ledger_sums::check,
     extent_backing::check,
@@ -55,6 +56,7 @@ const CHECKS: [Check; 19] = [
     migrations::check,
     write_backs::check,
     line::check,
+    eviction_order::check,
     running_sums::check,
     slots::check,
     pins::check,

@@ -143,6 +143,8 @@ registry! {
         "A part that is written back lies on its device, and is copied to its own backing.";
     LINE_SCANNED = "INV-MOVE-9", Recomputed "line.rs",
         "For every scanned waiter, all victims that it needs are leaving, or no choice of victims would be enough.";
+    EVICTION_ORDER = "INV-MOVE-10", Recomputed "eviction_order.rs",
+        "The eviction policy orders every part that may leave its device, each once, and remembers no part of an allocation that is gone.";
     IN_PLACE = "INV-PLACE-1", Oracle "mappings/in_place.rs",
         "A part that is accessed in place is mapped in host memory where it lies, and no pin fetches it.";
     FILES = "INV-FILE-1", Recomputed "files.rs",

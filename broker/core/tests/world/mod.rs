@@ -130,6 +130,7 @@ pub fn config(devices: &[Bytes]) -> Config {
         default_disk_limit: Quantity::Percent(100),
         sessions_reserved: 8,
         eviction: broker_core::EvictionPolicy::default(),
+        victim_script: Vec::new(),
         check_clean_backings: false,
         files: false,
         pressure: broker_core::PressureBounds::default(),

@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use broker_core::{Broker, OperatorRequest, PressureChange, Reply, SettingsChange, ShareChange, TierChange};
+use broker_core::{
+    Broker, EvictionPolicy, OperatorRequest, PressureChange, Refusal, Reply, SettingsChange, ShareChange,
+    TierChange,
+};
 use tonic::Status;
 use vramd_proto::v1;
 use vramd_types::Bytes;
@@ -30,7 +33,8 @@ impl Admin {
         message: v1::ChangeSettingsRequest,
     ) -> Result<v1::ChangeSettingsResponse, Status> {
         let key = convert::key(&message.request_id, &message).map_err(|refusal| refused(&refusal))?;
-        let change = OperatorRequest::ChangeSettings(change(message.change.unwrap_or_default()));
+        let change = change(message.change.unwrap_or_default()).map_err(|refusal| refused(&refusal))?;
+        let change = OperatorRequest::ChangeSettings(change);
         match self.submit(operator, key, change).await? {
             Reply::SettingsChanged(now) => {
                 Ok(v1::ChangeSettingsResponse { settings: Some(message_of(&now)) })
@@ -40,10 +44,11 @@ impl Admin {
     }
 }
 
-fn change(message: v1::Settings) -> SettingsChange {
+fn change(message: v1::Settings) -> Result<SettingsChange, Refusal> {
     let (pressure, tiers) = (message.pressure.unwrap_or_default(), message.tiers.unwrap_or_default());
     let shares = message.shares.unwrap_or_default();
-    SettingsChange {
+    let eviction = message.eviction.unwrap_or_default();
+    Ok(SettingsChange {
         pressure: PressureChange {
             elevated_percent: pressure.elevated_percent,
             high_percent: pressure.high_percent,
@@ -58,5 +63,23 @@ fn change(message: v1::Settings) -> SettingsChange {
             prefetch_percent: shares.prefetch_percent,
             write_back_percent: shares.write_back_percent,
         },
+        eviction_policy: eviction.policy.map(policy).transpose()?,
+    })
+}
+
+fn policy(number: i32) -> Result<EvictionPolicy, Refusal> {
+    match v1::EvictionPolicy::try_from(number) {
+        Ok(v1::EvictionPolicy::Lru) => Ok(EvictionPolicy::Lru),
+        Ok(v1::EvictionPolicy::WeightedLru) => Ok(EvictionPolicy::WeightedLru),
+        Ok(v1::EvictionPolicy::Gdsf) => Ok(EvictionPolicy::Gdsf),
+        Ok(v1::EvictionPolicy::S3Fifo) => Ok(EvictionPolicy::S3Fifo),
+        Ok(v1::EvictionPolicy::Sieve) => Ok(EvictionPolicy::Sieve),
+        Ok(v1::EvictionPolicy::HitDensity) => Ok(EvictionPolicy::HitDensity),
+        Ok(v1::EvictionPolicy::Unspecified) | Err(_) => Err(Refusal::SettingInvalid {
+            field: "eviction_policy",
+            given: number.to_string(),
+            allowed: EvictionPolicy::NAMES.to_owned(),
+            problem: format!("{number} is no eviction policy that this daemon knows"),
+        }),
     }
 }

@@ -1,6 +1,6 @@
 //! `vramctl settings …`
 
-use clap::{Args, Subcommand};
+use clap::{Args, Subcommand, ValueEnum};
 use serde_json::{Value, json};
 use vramd_client::admin::AdminClient;
 use vramd_proto::v1;
@@ -61,6 +61,40 @@ pub(crate) struct Change {
     /// The same for class `write-back`.
     #[arg(long, value_name = "PERCENT")]
     write_back_percent: Option<u32>,
+    /// The order in which unused parts leave a full device.
+    #[arg(long, value_name = "POLICY", value_enum)]
+    eviction_policy: Option<Policy>,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Policy {
+    Lru,
+    WeightedLru,
+    Gdsf,
+    S3Fifo,
+    Sieve,
+    HitDensity,
+}
+
+impl Policy {
+    const fn message(self) -> v1::EvictionPolicy {
+        match self {
+            Self::Lru => v1::EvictionPolicy::Lru,
+            Self::WeightedLru => v1::EvictionPolicy::WeightedLru,
+            Self::Gdsf => v1::EvictionPolicy::Gdsf,
+            Self::S3Fifo => v1::EvictionPolicy::S3Fifo,
+            Self::Sieve => v1::EvictionPolicy::Sieve,
+            Self::HitDensity => v1::EvictionPolicy::HitDensity,
+        }
+    }
+}
+
+/// The name of the policy in settings. A newer daemon may have one that this program does not know.
+fn policy_name(settings: &v1::Settings) -> String {
+    let number = settings.eviction.and_then(|eviction| eviction.policy).unwrap_or_default();
+    let known = Policy::value_variants().iter().find(|policy| policy.message() as i32 == number);
+    let name = known.and_then(Policy::to_possible_value).map(|value| value.get_name().to_owned());
+    name.unwrap_or_else(|| format!("unknown ({number})"))
 }
 
 /// Parses bytes. A share like `50%` is refused, since there is no total that it could be a share of.
@@ -104,6 +138,9 @@ impl Change {
                 prefetch_percent: self.prefetch_percent,
                 write_back_percent: self.write_back_percent,
             }),
+            eviction: Some(v1::EvictionSettings {
+                policy: self.eviction_policy.map(|policy| policy.message().into()),
+            }),
         }
     }
 }
@@ -134,6 +171,7 @@ pub(crate) fn setting_texts(settings: &v1::Settings) -> Vec<(&'static str, Strin
         ("demand-percent", percent(shares.demand_percent)),
         ("prefetch-percent", percent(shares.prefetch_percent)),
         ("write-back-percent", percent(shares.write_back_percent)),
+        ("eviction-policy", policy_name(settings)),
     ]
 }
 
@@ -156,5 +194,6 @@ pub(crate) fn to_json(settings: &v1::Settings) -> Value {
             "prefetch_percent": shares.prefetch_percent,
             "write_back_percent": shares.write_back_percent,
         },
+        "eviction": { "policy": policy_name(settings) },
     })
 }

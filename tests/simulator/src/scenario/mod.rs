@@ -11,6 +11,7 @@ mod insistence;
 mod lanes;
 mod lull;
 mod node;
+mod policies;
 mod returning;
 mod script;
 mod turns;
@@ -27,6 +28,7 @@ pub use insistence::Insistence;
 pub use lanes::Lanes;
 pub use lull::Lull;
 pub(crate) use node::pressure;
+pub use policies::Policies;
 pub use returning::Returning;
 pub use script::Script;
 pub use write_backs::WriteBacks;
@@ -113,6 +115,8 @@ pub struct Scenario {
     pub returning: Option<Returning>,
     /// Sessions of one process that are silent together, if any.
     pub gang: Option<Gang>,
+    /// Changes of the eviction policy, if any.
+    pub policies: Option<Policies>,
 }
 
 pub const TENANTS: [&str; 5] = ["ada", "bea", "cyd", "dot", "eve"];
@@ -178,6 +182,7 @@ impl Scenario {
         if let Some(gang) = &gang {
             gang.apply_to(&mut config, &mut seats);
         }
+        let policies = Policies::draw(&mut config, plan.seed);
         Self {
             config,
             stored,
@@ -197,6 +202,7 @@ impl Scenario {
             crowds,
             returning,
             gang,
+            policies,
         }
     }
 }

@@ -64,7 +64,8 @@ pub(super) fn config(dice: &mut Dice) -> Config {
             Quantity::Bytes(Bytes::mib(24)),
         ]),
         sessions_reserved: dice.small(3),
-        eviction: eviction(dice),
+        eviction: EvictionPolicy::Lru,
+        victim_script: victim_script(dice),
         check_clean_backings: false,
         files: false,
         pressure: PressureBounds::default(),
@@ -88,15 +89,15 @@ pub(crate) fn pressure(dice: &mut Dice) -> PressureBounds {
     }
 }
 
-/// Eviction by use, or in a random order.
-fn eviction(dice: &mut Dice) -> EvictionPolicy {
+/// A random order of eviction, or none: then the policy decides.
+fn victim_script(dice: &mut Dice) -> Vec<PartRef> {
     if dice.chance(700) {
-        return EvictionPolicy::Lru;
+        return Vec::new();
     }
     let mut ids = IdSource::new(1);
     let ids: Vec<_> = std::iter::from_fn(|| ids.next_raw()).take(64).map(AllocationId::from_raw).collect();
     let part = |dice: &mut Dice| PartRef { allocation: dice.one(&ids), part: PartIndex(dice.small(4)) };
-    EvictionPolicy::Scripted((0..64).map(|_| part(dice)).collect())
+    (0..64).map(|_| part(dice)).collect()
 }
 
 fn limits(dice: &mut Dice) -> Limits {

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use broker_core::{
-    DeviceSelector, Event, OperatorRequest, PressureChange, RequestKey, SettingsChange, ShareChange, Target,
-    Tier,
+    DeviceSelector, Event, EvictionPolicy, OperatorRequest, PressureChange, RequestKey, SettingsChange,
+    ShareChange, Target, Tier,
 };
 use vramd_types::{Bytes, PartIndex, Quantity, SessionId, WaitId};
 
@@ -232,7 +232,7 @@ impl World {
         self.operator_call(key, request);
     }
 
-    /// Changes levels of pressure, sizes of tiers, or both; some changes are invalid.
+    /// Changes levels of pressure, sizes of tiers, shares, the policy, or some of them; some changes are invalid.
     fn change_some(&mut self, dice: &mut Dice) {
         let mut change = SettingsChange::default();
         if dice.chance(700) {
@@ -246,6 +246,12 @@ impl World {
         let key = dice.chance(300).then(|| self.new_key());
         if dice.chance(300) {
             change.shares = some_shares(dice);
+        }
+        if self.scenario.policies.is_some() && dice.chance(700) {
+            if dice.chance(500) {
+                change = SettingsChange::default();
+            }
+            change.eviction_policy = Some(dice.one(&EvictionPolicy::ALL));
         }
         let request = OperatorRequest::ChangeSettings(change);
         self.remember_request(key, &request);

@@ -358,6 +358,7 @@ impl Broker {
         }
         self.note_allocation(id, |allocation, tenant| Notice::AllocationGone { allocation, tenant });
         let removed = self.allocations.remove(id);
+        self.forget_uses(id);
         self.notify_operations(id, &removed.map(|allocation| allocation.waiting_ops).unwrap_or_default());
         true
     }

@@ -118,7 +118,7 @@ impl Broker {
         let since = self.shell.now.before(cold_after);
         let among = if place.tier == Tier::Device { &self.usage.residents } else { &self.usage.idle_on_host };
         let seen = self.node.pressure.scanned_to.get(&place).copied();
-        let looked_at: Vec<_> = among.order_after(place.device, seen).take(COLD_PARTS_SCANNED).collect();
+        let looked_at: Vec<_> = among.order_by_use(place.device, seen).take(COLD_PARTS_SCANNED).collect();
         let is_meant = |(part, last): &(PartRef, Time)| {
             *last < since
                 && among.is_candidate(*part)

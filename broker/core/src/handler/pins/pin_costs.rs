@@ -51,6 +51,7 @@ impl Fenced {
             default_disk_limit: Quantity::Percent(100),
             sessions_reserved: 1,
             eviction: crate::eviction::EvictionPolicy::default(),
+            victim_script: Vec::new(),
             check_clean_backings: false,
             files: false,
             pressure: crate::pressure::PressureBounds::default(),

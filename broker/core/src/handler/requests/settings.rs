@@ -1,4 +1,4 @@
-//! `ChangeSettings`: levels of pressure, sizes of tiers and shares of links, changed at run time.
+//! `ChangeSettings`: levels of pressure, sizes of tiers, shares of links and the eviction policy, changed at run time.
 //!
 //! A change takes effect whole or not at all. A tier that becomes smaller than its charges keeps them: the
 //! daemon admits only guaranteed bytes there, and cold parts leave as under any pressure.
@@ -36,6 +36,10 @@ impl Broker {
             if after.shares != before.shares {
                 self.push_command(Command::ShareLinks(after.shares));
                 planted!(self, SharesUnreported => _ = self.shell.outbox.pop_back());
+            }
+            if after.eviction_policy != before.eviction_policy {
+                self.usage.residents.change_policy(after.eviction_policy);
+                planted!(self, ResidentsLostWithPolicy => self.usage.residents.lose_order());
             }
             let (before, after) = (Box::new(before), Box::new(after));
             let is_smaller = after.tiers.host < before.tiers.host || after.tiers.disk < before.tiers.disk;

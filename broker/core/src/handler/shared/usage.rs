@@ -5,6 +5,8 @@ use vramd_types::{AllocationId, SessionId};
 use crate::{
     broker::Broker,
     event::{PartRef, Tier},
+    eviction::{Source, Weight},
+    line::Footprint,
     residency::{AllocationState, MapState},
 };
 
@@ -30,12 +32,16 @@ impl Broker {
 
     /// Lists the part among those that may leave their device.
     pub(crate) fn mark_evictable(&mut self, part: PartRef) {
-        let device = self.allocations.get(part.allocation).map(|allocation| allocation.device);
-        if let Some(device) = device
-            && self.moves.backings.contains(&part)
+        if let Some(Footprint { device, size, .. }) = self.footprint_of(part)
+            && let Some(backing) = self.moves.backings.get(&part)
             && self.tier_of(part) == Some(Tier::Device)
         {
-            self.usage.residents.arrive(device, part, self.shell.now);
+            let source = match backing.tier() {
+                None => Source::Nothing,
+                Some(Tier::Disk) => Source::Disk,
+                Some(Tier::Host | Tier::Device) => Source::Host,
+            };
+            self.usage.residents.arrive(device, part, Weight::new(size, source), self.shell.now);
         }
     }
 
@@ -45,6 +51,12 @@ impl Broker {
                 self.mark_evictable(part);
             }
         }
+    }
+
+    /// Forgets what the eviction policy remembers of an allocation that is gone.
+    pub(crate) fn forget_uses(&mut self, id: AllocationId) {
+        planted!(self, FreedPartsRemembered => return);
+        self.usage.residents.forget(id);
     }
 
     /// Marks the part dirty: a session has written it, or may have.
@@ -62,7 +74,9 @@ impl Broker {
     pub(crate) fn track_on_host(&mut self, part: PartRef) {
         match self.footprint_of(part).filter(|_| self.is_resident_on_host(part)) {
             Some(footprint) => {
-                if self.usage.idle_on_host.arrive(footprint.device, part, self.shell.now) {
+                // Its order is LRU, which takes no account of weights.
+                let weight = Weight::default();
+                if self.usage.idle_on_host.arrive(footprint.device, part, weight, self.shell.now) {
                     self.allocations.set_on_host(part, true);
                 }
             }

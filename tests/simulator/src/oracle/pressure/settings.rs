@@ -26,7 +26,12 @@ impl SettingsFacts {
             config.devices.iter().map(of).max().unwrap_or(Bytes::ZERO)
         };
         let tiers = TierSettings { host: largest(|it| it.host), disk: largest(|it| it.disk) };
-        let now = Settings { pressure: config.pressure, tiers, shares: config.shares };
+        let now = Settings {
+            pressure: config.pressure,
+            tiers,
+            shares: config.shares,
+            eviction_policy: config.eviction,
+        };
         Self { now, configured: tiers, shares_told: None, colds: Vec::new() }
     }
 
@@ -159,6 +164,7 @@ fn apply(settings: &Settings, change: &SettingsChange) -> Settings {
         *percent = said.unwrap_or(*percent);
     }
     bounds.cold_after = cold_after.unwrap_or(bounds.cold_after);
+    after.eviction_policy = change.eviction_policy.unwrap_or(after.eviction_policy);
     after.tiers.host = change.tiers.host.unwrap_or(after.tiers.host);
     after.tiers.disk = change.tiers.disk.unwrap_or(after.tiers.disk);
     let ShareChange { demand_percent, prefetch_percent, write_back_percent } = change.shares;

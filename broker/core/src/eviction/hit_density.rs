@@ -1,0 +1,416 @@
+//! Hit density: a part's value is the most uses that are to be expected of it for each byte and time that it takes.
+//!
+//! The policy learns how long parts of each class go without use before they are used again. A class has parts whose
+//! uses are about as far apart on average, and that come back from the same tier. The age of a part is the number of uses
+//! of the device's parts since its own last use. For a class and an age the value is the best, over all later ages, of
+//!
+//! ```text
+//!              uses to be expected until then
+//!   ──────────────────────────────────────────────  × the cost of bringing a granule back
+//!     time until the use, or until then without
+//! ```
+//!
+//! So a part of a loop is worth more the closer its use comes, and a part that is used at random is worth less the
+//! longer it was not used. Uses of parts that have left count too, as long as these are remembered: the policy learns
+//! what it would have won by keeping them. That is where it differs from LHD, which sees only what it keeps.
+//!
+//! The value of a size does not appear: a larger part takes more bytes, and a use of it saves as many more.
+//!
+//! Ages and classes are coarse, so values are few. They are computed anew every [`LEARN_EVERY`] uses, and the order is
+//! read off them range by range, class by class in turns. The price: learning takes some hundred microseconds each time,
+//! and the first victim is found after a look at each class that has parts, and at its ages without any.
+
+use std::{
+    cmp::Reverse,
+    collections::{BTreeSet, BinaryHeap},
+};
+
+use vramd_types::{AllocationId, DeviceIndex};
+
+use super::{Part, Policy, Removal, Source, ghosts::Ghosts, log::log2, ranking::EachDevice};
+use crate::{collections::PartMap, event::PartRef, time::Time};
+
+/// Bands of age, two to each doubling.
+const BANDS: usize = 48;
+/// Classes by the mean interval between uses: unknown, or a band.
+const REUSES: usize = BANDS + 1;
+/// The number of intervals that make up the mean; older ones fade.
+const MEAN_OF: u64 = 16;
+const SOURCES: usize = 3;
+/// Microseconds to bring a granule back from each source. The fixed cost of a part is small, and is left out.
+const COSTS: [u64; SOURCES] = [Source::Nothing.micros().0, Source::Host.micros().0, Source::Disk.micros().0];
+/// Values are learnt anew after so many uses of a device's parts.
+const LEARN_EVERY: u64 = 512;
+/// Earlier counts keep this share with each learning.
+const KEPT: (u64, u64) = (7, 8);
+/// A count of one, so that shares of it are kept.
+const ONE: u64 = 1 << 16;
+/// A class with less is judged by all classes together.
+const COUNTED_MIN: u64 = 16 * ONE;
+/// It remembers so many parts that left for each that is there.
+const GHOSTS_EACH: usize = 4;
+
+#[derive(Debug, Default)]
+pub(super) struct HitDensity {
+    parts: PartMap<Interval>,
+    devices: EachDevice<Device>,
+}
+
+/// The time since the last use of a part.
+#[derive(Clone, Copy, Debug)]
+struct Interval {
+    /// The number of the use, among those of the device.
+    since: u64,
+    /// The mean of the logarithms of the intervals before, and their number.
+    mean: u64,
+    intervals: u64,
+    source: Source,
+}
+
+impl Interval {
+    fn class(self) -> usize {
+        let source = match self.source {
+            Source::Nothing => 0,
+            Source::Host => 1,
+            Source::Disk => 2,
+        };
+        self.reuse().saturating_mul(SOURCES).saturating_add(source)
+    }
+
+    fn reuse(self) -> usize {
+        if self.intervals == 0 { 0 } else { band_of_log(self.mean).saturating_add(1) }
+    }
+}
+
+#[derive(Debug)]
+struct Device {
+    uses: u64,
+    /// The parts of each class, by their last use.
+    classes: Vec<BTreeSet<(u64, PartRef)>>,
+    counts: Vec<Counts>,
+    /// For each class of intervals, its bands in the order in which parts leave.
+    values: Vec<[Leaving; BANDS]>,
+    ghosts: Ghosts<Interval>,
+    parts: usize,
+}
+
+impl Default for Device {
+    fn default() -> Self {
+        let mut device = Self {
+            uses: 0,
+            classes: vec![BTreeSet::new(); REUSES.saturating_mul(SOURCES)],
+            counts: vec![Counts::default(); REUSES],
+            values: Vec::new(),
+            ghosts: Ghosts::default(),
+            parts: 0,
+        };
+        device.value();
+        device
+    }
+}
+
+/// How intervals of a class ended, by the band of their age then.
+#[derive(Clone, Debug)]
+struct Counts {
+    used: [u64; BANDS],
+    unused: [u64; BANDS],
+}
+
+impl Default for Counts {
+    fn default() -> Self {
+        Self { used: [0; BANDS], unused: [0; BANDS] }
+    }
+}
+
+/// The parts of a class in a band of age.
+#[derive(Clone, Copy, Debug, Default)]
+struct Leaving {
+    density: u64,
+    band: usize,
+    /// Values rise with the age there.
+    newest_first: bool,
+}
+
+/// The band of an age.
+fn band_of(age: u64) -> usize {
+    band_of_log(log2(age.max(1)))
+}
+
+/// The same, by its logarithm.
+fn band_of_log(log: u64) -> usize {
+    usize::try_from(log / 128).unwrap_or(BANDS).min(BANDS.saturating_sub(1))
+}
+
+/// The smallest age of a band: a power of two, or that times about the root of two. No smaller age has this band.
+fn start_of(band: usize) -> u64 {
+    let doublings = u32::try_from(band / 2).unwrap_or(u32::MAX);
+    let whole = 1_u64.checked_shl(doublings).unwrap_or(u64::MAX);
+    if band.is_multiple_of(2) {
+        return whole;
+    }
+    // 1.4142135… in 32 bits behind the point, rounded up.
+    const ROOT: u128 = 6_074_001_001;
+    let start = (u128::from(whole).saturating_mul(ROOT).saturating_add((1 << 32) - 1)) >> 32;
+    u64::try_from(start).unwrap_or(u64::MAX)
+}
+
+impl Counts {
+    fn total(&self) -> u64 {
+        self.used.iter().chain(&self.unused).copied().fold(0, u64::saturating_add)
+    }
+
+    fn add(&mut self, other: &Self) {
+        for (own, more) in [(&mut self.used, &other.used), (&mut self.unused, &other.unused)] {
+            own.iter_mut().zip(more).for_each(|(own, more)| *own = own.saturating_add(*more));
+        }
+    }
+
+    fn age(&mut self) {
+        let counts = self.used.iter_mut().chain(&mut self.unused);
+        counts.for_each(|count| *count = count.saturating_mul(KEPT.0) / KEPT.1);
+    }
+
+    /// The expected uses for each time, in the fixed point of [`ONE`], at the start of each band.
+    fn densities(&self) -> [u64; BANDS] {
+        let mut densities = [0; BANDS];
+        let sums = self
+            .used
+            .iter()
+            .zip(&self.unused)
+            .map(|(used, unused)| u128::from(*used).saturating_add(u128::from(*unused)));
+        let sums: Vec<u128> = sums.collect();
+        for (from, density) in densities.iter_mut().enumerate() {
+            let begin = u128::from(start_of(from));
+            let mut left = sums.iter().skip(from).copied().fold(0, u128::saturating_add);
+            let (mut used, mut ended): (u128, u128) = (0, 0);
+            let later = self.used.iter().zip(&sums).enumerate().skip(from);
+            for (band, (uses, ends)) in later {
+                let end = u128::from(start_of(band.saturating_add(1)));
+                let middle = u128::from(start_of(band)).saturating_add(end) / 2;
+                used = used.saturating_add(u128::from(*uses));
+                ended = ended.saturating_add(ends.saturating_mul(middle.saturating_sub(begin).max(1)));
+                left = left.saturating_sub(*ends);
+                let time = ended.saturating_add(left.saturating_mul(end.saturating_sub(begin)));
+                let until_then = used.saturating_mul(u128::from(ONE) << 16).checked_div(time).unwrap_or(0);
+                *density = (*density).max(u64::try_from(until_then).unwrap_or(u64::MAX));
+            }
+        }
+        densities
+    }
+}
+
+impl Device {
+    /// Computes all values anew.
+    fn value(&mut self) {
+        let mut all = Counts::default();
+        self.counts.iter().for_each(|counts| all.add(counts));
+        let by_age = || std::array::from_fn(|band| (ONE << 16) / start_of(band));
+        let of_all = if all.total() < COUNTED_MIN { by_age() } else { all.densities() };
+        let values = self.counts.iter().map(|counts| {
+            let densities = if counts.total() < COUNTED_MIN { of_all } else { counts.densities() };
+            let mut values: [Leaving; BANDS] = std::array::from_fn(|band| {
+                let at = |band: usize| densities.get(band).copied().unwrap_or(0);
+                Leaving { density: at(band), band, newest_first: at(band.saturating_add(1)) > at(band) }
+            });
+            values.sort_by_key(|it| (it.density, Reverse(it.band)));
+            values
+        });
+        self.values = values.collect();
+    }
+
+    /// Returns the parts of a class in a band, first the best victim.
+    fn parts_of(
+        &self,
+        class: usize,
+        Leaving { band, newest_first, .. }: Leaving,
+    ) -> Box<dyn Iterator<Item = PartRef> + '_> {
+        // Age 0 is in the first band, and the last one has no end.
+        let newest = if band == 0 { 0 } else { start_of(band) };
+        let oldest = match band.saturating_add(1) {
+            BANDS => u64::MAX,
+            next => start_of(next).saturating_sub(1),
+        };
+        let (Some(parts), Some(last)) = (self.classes.get(class), self.uses.checked_sub(newest)) else {
+            // No part is as old as that.
+            return Box::new(std::iter::empty());
+        };
+        if newest > oldest {
+            return Box::new(std::iter::empty());
+        }
+        let first = (self.uses.saturating_sub(oldest), PartRef::FIRST);
+        let parts = parts.range(first..(last.saturating_add(1), PartRef::FIRST)).map(|(_, part)| *part);
+        if newest_first { Box::new(parts.rev()) } else { Box::new(parts) }
+    }
+
+    /// Counts an interval that ends now.
+    fn count(&mut self, interval: Interval, is_used: bool) {
+        let band = band_of(self.uses.saturating_sub(interval.since));
+        if let Some(counts) = self.counts.get_mut(interval.reuse()) {
+            let counts = if is_used { &mut counts.used } else { &mut counts.unused };
+            if let Some(count) = counts.get_mut(band) {
+                *count = count.saturating_add(ONE);
+            }
+        }
+    }
+
+    /// Counts a use of any part, and learns from time to time.
+    fn pass(&mut self) {
+        self.uses = self.uses.saturating_add(1);
+        if self.uses.is_multiple_of(LEARN_EVERY) {
+            self.value();
+            self.counts.iter_mut().for_each(Counts::age);
+        }
+    }
+
+    fn list(&mut self, part: PartRef, interval: Interval) {
+        if let Some(class) = self.classes.get_mut(interval.class()) {
+            class.insert((interval.since, part));
+        }
+    }
+
+    fn unlist(&mut self, part: PartRef, interval: Interval) {
+        if let Some(class) = self.classes.get_mut(interval.class()) {
+            class.remove(&(interval.since, part));
+        }
+    }
+
+    /// The interval that begins with a use now, after another one.
+    fn next(&self, before: Interval) -> Interval {
+        let last = log2(self.uses.saturating_sub(before.since).max(1));
+        let known = before.intervals.min(MEAN_OF.saturating_sub(1));
+        let intervals = known.saturating_add(1);
+        let mean = before.mean.saturating_mul(known).saturating_add(last) / intervals;
+        Interval { since: self.uses, mean, intervals, ..before }
+    }
+
+    fn expire_ghosts(&mut self) {
+        while let Some(interval) = self.ghosts.expire(self.parts.max(1).saturating_mul(GHOSTS_EACH)) {
+            self.count(interval, false);
+        }
+    }
+}
+
+impl Policy for HitDensity {
+    fn insert(&mut self, Part { device, part, weight, .. }: Part) {
+        let Some(device) = self.devices.entry(device) else { return };
+        device.pass();
+        device.parts = device.parts.saturating_add(1);
+        let source = weight.source();
+        let interval = match device.ghosts.remove(part) {
+            Some(before) => {
+                device.count(before, true);
+                Interval { source, ..device.next(before) }
+            }
+            None => Interval { since: device.uses, mean: 0, intervals: 0, source },
+        };
+        device.list(part, interval);
+        self.parts.insert(part, interval);
+    }
+
+    fn record_use(&mut self, Part { device, part, .. }: Part, _: Time, again: bool) {
+        let known = self.parts.get_mut(part).filter(|_| again);
+        let (Some(interval), Some(device)) = (known, self.devices.entry(device)) else { return };
+        device.pass();
+        device.unlist(part, *interval);
+        device.count(*interval, true);
+        *interval = device.next(*interval);
+        device.list(part, *interval);
+    }
+
+    fn remove(&mut self, Part { device, part, .. }: Part, why: Removal) {
+        let (Some(interval), Some(device)) = (self.parts.remove(part), self.devices.entry(device)) else {
+            return;
+        };
+        device.parts = device.parts.saturating_sub(1);
+        device.unlist(part, interval);
+        match why {
+            Removal::Leaves => device.ghosts.insert(part, interval),
+            Removal::Ends => device.count(interval, false),
+        }
+        device.expire_ghosts();
+    }
+
+    fn forget(&mut self, allocation: AllocationId) {
+        for device in self.devices.iter_mut() {
+            for interval in device.ghosts.forget(allocation) {
+                device.count(interval, false);
+            }
+        }
+    }
+
+    fn order(&self, device: DeviceIndex) -> Box<dyn Iterator<Item = PartRef> + '_> {
+        let Some(device) = self.devices.get(device) else { return Box::new(std::iter::empty()) };
+        // The next band of each class that has parts, the least valuable first. Among equal ones the oldest.
+        let next = |class: usize, at: usize| {
+            let leaving = device.values.get(class / SOURCES)?.get(at)?;
+            let cost = COSTS.get(class % SOURCES).copied().unwrap_or_default();
+            Some(Reverse((leaving.density.saturating_mul(cost), Reverse(leaving.band), class, at)))
+        };
+        let classes = device.classes.iter().enumerate().filter(|(_, parts)| !parts.is_empty());
+        let mut bands: BinaryHeap<_> = classes.filter_map(|(class, _)| next(class, 0)).collect();
+        let bands = std::iter::from_fn(move || {
+            let Reverse((_, _, class, at)) = bands.pop()?;
+            bands.extend(next(class, at.saturating_add(1)));
+            Some((class, *device.values.get(class / SOURCES)?.get(at)?))
+        });
+        Box::new(bands.flat_map(|(class, leaving)| device.parts_of(class, leaving)))
+    }
+
+    fn remembered(&self) -> Box<dyn Iterator<Item = PartRef> + '_> {
+        Box::new(self.devices.iter().flat_map(|device| device.ghosts.iter()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::eviction::{EvictionPolicy, tests::*};
+
+    #[test]
+    fn bands_follow_each_other_without_gaps() {
+        for band in 1..BANDS {
+            assert!(start_of(band) >= start_of(band - 1), "{band}");
+        }
+        for age in 1..100_000 {
+            let band = band_of(age);
+            assert!(start_of(band) <= age && age < start_of(band + 1), "{age} in {band}");
+        }
+    }
+
+    #[test]
+    fn hit_density_is_lru_until_it_has_learnt() {
+        let mut residents = TestDevice::new(EvictionPolicy::HitDensity);
+        residents.arrive_at(0, &[0, 1, 2, 3]);
+        residents.use_each(&[0, 1, 2, 3, 1]);
+        assert_eq!(residents.order(), [0, 2, 3, 1]);
+    }
+
+    #[test]
+    fn hit_density_learns_to_keep_the_oldest_part_of_a_loop() {
+        let mut residents = TestDevice::new(EvictionPolicy::HitDensity);
+        let (mut misses, mut now) = (0, 0);
+        for step in 0..6000_u32 {
+            now += 10;
+            let part = step % 60;
+            if residents.is_there(part) {
+                residents.use_each(&[part]);
+                residents.use_each(&[part]);
+                continue;
+            }
+            misses += u32::from(step >= 3000);
+            if residents.order().len() == 30 {
+                let victim = residents.order()[0];
+                residents.leave(victim);
+            }
+            residents.arrive_at(now, &[part]);
+            residents.use_each(&[part]);
+        }
+        // LRU misses all 3000, the bound is 3000 * 30 / 59.
+        assert!(misses < 1900, "{misses}");
+    }
+
+    #[test]
+    fn ghosts_are_bounded_and_end_with_their_allocation() {
+        ghosts_are_bounded_by_residents(EvictionPolicy::HitDensity, GHOSTS_EACH);
+    }
+}

@@ -1,0 +1,25 @@
+//! The eviction policy orders every part that may leave its device, each once, and remembers no part of an allocation
+//! that is gone.
+
+use super::{EVICTION_ORDER, Violation, expect, expect_equal, scope::Scope};
+use crate::broker::Broker;
+
+pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) {
+    if !matches!(scope, Scope::All) {
+        return;
+    }
+    let residents = &broker.usage.residents;
+    for device in broker.device_indices() {
+        let mut ordered: Vec<_> = residents.order_of_all(device).collect();
+        ordered.sort_unstable();
+        let listed: Vec<_> = residents.listed(device).collect();
+        expect_equal(found, EVICTION_ORDER, || format!("parts ordered on {device:?}"), &ordered, &listed);
+        let mut by_use: Vec<_> = residents.order_by_use(device, None).map(|(part, _)| part).collect();
+        by_use.sort_unstable();
+        expect_equal(found, EVICTION_ORDER, || format!("parts by use on {device:?}"), &by_use, &listed);
+    }
+    let gone = residents.remembered().find(|part| broker.allocations.get(part.allocation).is_none());
+    expect(found, EVICTION_ORDER, gone.is_none(), || {
+        format!("{gone:?} is remembered, and its allocation is gone")
+    });
+}
