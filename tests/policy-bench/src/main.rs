@@ -1,0 +1,50 @@
+//! `policy-bench OUT.json`: plays generated traces with each eviction policy of the core, prints a table, and writes the
+//! report. docs/benchmarks/order/README.md says what is counted.
+
+mod bounds;
+mod dice;
+mod play;
+mod report;
+mod traces;
+
+use std::{fs, io, path::PathBuf};
+
+use anyhow::Result;
+use broker_core::EvictionPolicy;
+use clap::Parser;
+use report::{Report, Row};
+use traces::Trace;
+
+/// Each trace is drawn with each of these seeds, and the bytes are added up.
+const SEEDS: [u64; 3] = [1, 2, 3];
+
+#[derive(Parser)]
+#[command(about = "Compares the eviction policies of the core on generated traces.")]
+struct Arguments {
+    /// The file to write the report to.
+    out: PathBuf,
+}
+
+fn main() -> Result<()> {
+    let arguments = Arguments::parse();
+    let rows = traces::GENERATORS.iter().map(|generator| measure(&SEEDS.map(generator)));
+    let report = Report { rows: rows.collect() };
+    report.print(&mut io::stdout().lock())?;
+    fs::write(arguments.out, format!("{:#}\n", report.json()))?;
+    Ok(())
+}
+
+/// Measures one trace, drawn with several seeds.
+fn measure(traces: &[Trace]) -> Row {
+    let sum = |of: &dyn Fn(&Trace) -> u64| traces.iter().map(of).sum();
+    let policies = EvictionPolicy::ALL.map(|policy| (policy, sum(&|trace| play::missed(trace, policy))));
+    Row {
+        name: traces[0].name,
+        uses: sum(&Trace::counted_uses),
+        requested: sum(&Trace::counted_granules),
+        is_exact: traces.iter().all(Trace::has_equal_sizes),
+        bound: sum(&bounds::furthest_next_use),
+        best_static: sum(&bounds::best_static_set),
+        policies: policies.to_vec(),
+    }
+}

@@ -1,0 +1,87 @@
+//! Plays a trace with the core's own policies, on one device and without pins: a part that is used is brought in whole,
+//! and the best victims leave for it.
+
+use broker_core::{EvictionPolicy, PartRef, Residents, Source, Time, Weight};
+use vramd_types::{AllocationId, Bytes, DeviceIndex, GRANULARITY, PartIndex};
+
+use crate::traces::{Step, Trace};
+
+const DEVICE: DeviceIndex = DeviceIndex(0);
+/// The time that the use of a granule takes: as long as bringing it in over PCIe.
+const MICROS_PER_GRANULE: u64 = 84;
+
+/// Granules that had to be fetched, in the part of the trace that counts.
+pub(crate) fn missed(trace: &Trace, policy: EvictionPolicy) -> u64 {
+    let mut residents = Residents::new(policy);
+    let (mut now, mut left, mut missed) = (0, trace.memory, 0);
+    for (at, step) in trace.steps.iter().enumerate() {
+        let (part, size) = (reference(step.part()), trace.size(step.part()));
+        now += size * MICROS_PER_GRANULE;
+        let time = Time::from_micros(now);
+        let is_there = residents.contains(part);
+        if matches!(step, Step::Free(_)) {
+            if residents.remove(part) {
+                left += size;
+            }
+            residents.forget(part.allocation);
+            continue;
+        }
+        if !is_there {
+            while left < size {
+                let victim = residents.order(DEVICE).next().expect("a part that can leave");
+                residents.exclude(victim);
+                residents.remove(victim);
+                left += trace.size(number(victim));
+            }
+            left -= size;
+            if at >= trace.counted_from() && matches!(step, Step::Use(_)) {
+                missed += size;
+            }
+            let weight = Weight::new(Bytes::new(size * GRANULARITY.get()), Source::Host);
+            residents.arrive(DEVICE, part, weight, time);
+        }
+        residents.record_use(part, time);
+    }
+    missed
+}
+
+/// Every part has an allocation to itself.
+fn reference(part: u32) -> PartRef {
+    PartRef { allocation: AllocationId::from_raw(u64::from(part) + 1), part: PartIndex(0) }
+}
+
+fn number(part: PartRef) -> u32 {
+    u32::try_from(part.allocation.get() - 1).expect("a number of the trace")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bounds;
+
+    fn trace(uses: &[u32], memory: u64) -> Trace {
+        let steps = uses.iter().map(|part| Step::Use(*part)).collect();
+        Trace { name: "test", memory, sizes: vec![1; 10], steps }
+    }
+
+    #[test]
+    fn lru_misses_every_use_of_a_loop_that_does_not_fit() {
+        let uses: Vec<u32> = (0..100).map(|at| at % 5).collect();
+        assert_eq!(missed(&trace(&uses, 4), EvictionPolicy::Lru), 80);
+        assert_eq!(bounds::furthest_next_use(&trace(&uses, 4)), 20);
+        assert_eq!(missed(&trace(&uses, 5), EvictionPolicy::Lru), 0);
+    }
+
+    #[test]
+    fn no_policy_is_better_than_the_bound() {
+        for generator in crate::traces::GENERATORS {
+            let mut trace = generator(9);
+            trace.steps.truncate(10_000);
+            let bound = bounds::furthest_next_use(&trace);
+            for policy in EvictionPolicy::ALL {
+                let missed = missed(&trace, policy);
+                assert!(missed >= bound, "{policy} on {}: {missed} of {bound}", trace.name);
+            }
+        }
+    }
+}

@@ -1,0 +1,162 @@
+//! The results: a table for people, and a file.
+
+use std::io::Write;
+
+use anyhow::Result;
+use broker_core::EvictionPolicy;
+use dev_kit::{machine, output_of};
+use serde_json::{Value, json};
+use vramd_types::GRANULARITY;
+
+/// The default may fetch so much more than LRU on any trace: a share.
+const ABOVE_LRU_MAX: f64 = 1.02;
+
+#[derive(Debug)]
+pub(crate) struct Report {
+    pub(crate) rows: Vec<Row>,
+}
+
+/// One trace. Bytes are in granules.
+#[derive(Debug)]
+pub(crate) struct Row {
+    pub(crate) name: &'static str,
+    pub(crate) uses: u64,
+    /// The sizes of all uses together.
+    pub(crate) requested: u64,
+    /// The bound is reached by some policy.
+    pub(crate) is_exact: bool,
+    pub(crate) bound: u64,
+    pub(crate) best_static: u64,
+    pub(crate) policies: Vec<(EvictionPolicy, u64)>,
+}
+
+impl Row {
+    fn missed(&self, policy: EvictionPolicy) -> u64 {
+        self.policies.iter().find(|(it, _)| *it == policy).map_or(0, |(_, missed)| *missed)
+    }
+
+    fn to_bound(&self, policy: EvictionPolicy) -> f64 {
+        ratio(self.missed(policy), self.bound)
+    }
+}
+
+impl Report {
+    fn mean(&self, policy: EvictionPolicy) -> f64 {
+        let sum: f64 = self.rows.iter().map(|row| row.to_bound(policy)).sum();
+        sum / self.rows.iter().map(|_| 1.0).sum::<f64>()
+    }
+
+    /// The largest ratio to what LRU misses.
+    fn worst_to_lru(&self, policy: EvictionPolicy) -> f64 {
+        let lru = |row: &Row| ratio(row.missed(policy), row.missed(EvictionPolicy::Lru));
+        self.rows.iter().map(lru).fold(0.0, f64::max)
+    }
+
+    /// The policy with the lowest mean ratio to the bound, among those that are nowhere much worse than LRU.
+    fn chosen(&self) -> EvictionPolicy {
+        let allowed = EvictionPolicy::ALL.into_iter().filter(|it| self.worst_to_lru(*it) <= ABOVE_LRU_MAX);
+        allowed.min_by(|one, other| self.mean(*one).total_cmp(&self.mean(*other))).unwrap_or_default()
+    }
+
+    pub(crate) fn print(&self, out: &mut impl Write) -> Result<()> {
+        write!(out, "{:14}{:>12}{:>12}{:>12}", "miss bytes", "all", "bound", "static")?;
+        EvictionPolicy::ALL.iter().try_for_each(|policy| write!(out, "{:>14}", policy.name()))?;
+        writeln!(out)?;
+        for row in &self.rows {
+            write!(
+                out,
+                "{:14}{:>12}{:>12}{:>12}",
+                row.name,
+                gib(row.requested),
+                gib(row.bound),
+                gib(row.best_static)
+            )?;
+            row.policies.iter().try_for_each(|(_, missed)| write!(out, "{:>14}", gib(*missed)))?;
+            write!(
+                out,
+                "\n{:38}{:>12.3}",
+                if row.is_exact { "  to the bound" } else { "  to the lower bound" },
+                ratio(row.best_static, row.bound)
+            )?;
+            row.policies.iter().try_for_each(|(policy, _)| write!(out, "{:>14.3}", row.to_bound(*policy)))?;
+            writeln!(out)?;
+        }
+        write!(out, "{:50}", "mean ratio to the bound")?;
+        EvictionPolicy::ALL.iter().try_for_each(|policy| write!(out, "{:>14.3}", self.mean(*policy)))?;
+        write!(out, "\n{:50}", "largest ratio to LRU")?;
+        EvictionPolicy::ALL
+            .iter()
+            .try_for_each(|policy| write!(out, "{:>14.3}", self.worst_to_lru(*policy)))?;
+        writeln!(out, "\nby the rule: {}", self.chosen())?;
+        Ok(())
+    }
+
+    pub(crate) fn json(&self) -> Value {
+        let zipf = self.rows.iter().find(|row| row.name == "zipf");
+        let chosen = self.chosen();
+        let default = EvictionPolicy::default();
+        let rows = self.rows.iter().map(|row| {
+            let policies = row.policies.iter().map(|(policy, missed)| {
+                let of_lru = ratio(*missed, row.missed(EvictionPolicy::Lru));
+                json!({
+                    "policy": policy.name(),
+                    "miss_bytes": bytes(*missed),
+                    "to_bound": row.to_bound(*policy),
+                    "to_best_static": ratio(*missed, row.best_static),
+                    "to_lru": of_lru,
+                })
+            });
+            json!({
+                "trace": row.name,
+                "uses": row.uses,
+                "requested_bytes": bytes(row.requested),
+                "bound_bytes": bytes(row.bound),
+                "bound_is_exact": row.is_exact,
+                "best_static_bytes": bytes(row.best_static),
+                "policies": policies.collect::<Vec<_>>(),
+            })
+        });
+        let means = EvictionPolicy::ALL.map(|policy| {
+            json!({
+                "policy": policy.name(),
+                "mean_to_bound": self.mean(policy),
+                "worst_to_lru": self.worst_to_lru(policy),
+            })
+        });
+        json!({
+            "default": default.name(),
+            "by_the_rule": chosen.name(),
+            "default_mean_ratio": self.mean(default),
+            "zipf_over_static": zipf.map(|row| ratio(row.missed(default), row.best_static)),
+            "seeds": crate::SEEDS,
+            "policies": means,
+            "traces": rows.collect::<Vec<_>>(),
+            "run": run("cargo run -p policy-bench -- docs/benchmarks/order/policies.json"),
+        })
+    }
+}
+
+fn run(command: &str) -> Value {
+    json!({
+        "machine": machine(),
+        "commit": output_of("git", &["rev-parse", "HEAD"]),
+        "changed_since": output_of("git", &["status", "--porcelain"]).is_none_or(|text| !text.is_empty()),
+        "rustc": output_of("rustc", &["--version"]),
+        "at": output_of("date", &["-u", "+%Y-%m-%dT%H:%M:%SZ"]),
+        "command": command,
+    })
+}
+
+fn bytes(granules: u64) -> u64 {
+    granules * GRANULARITY.get()
+}
+
+fn gib(granules: u64) -> String {
+    format!("{} GiB", granules / 512)
+}
+
+/// Both are far below 2^53.
+fn ratio(part: u64, whole: u64) -> f64 {
+    let number = |granules: u64| granules.to_string().parse::<f64>().unwrap_or(f64::NAN);
+    number(part) / number(whole)
+}
