@@ -12,6 +12,7 @@ use std::{fs, io, path::PathBuf};
 use anyhow::Result;
 use broker_core::EvictionPolicy;
 use clap::Parser;
+use play::Sight;
 use report::{Report, Row};
 use traces::Trace;
 
@@ -37,7 +38,9 @@ fn main() -> Result<()> {
 /// Measures one trace, drawn with several seeds.
 fn measure(traces: &[Trace]) -> Row {
     let sum = |of: &dyn Fn(&Trace) -> u64| traces.iter().map(of).sum();
-    let policies = EvictionPolicy::ALL.map(|policy| (policy, sum(&|trace| play::missed(trace, policy))));
+    let played = |sight: Sight| {
+        EvictionPolicy::ALL.map(|policy| (policy, sum(&|trace| play::missed(trace, policy, sight)))).to_vec()
+    };
     Row {
         name: traces[0].name,
         uses: sum(&Trace::counted_uses),
@@ -45,6 +48,7 @@ fn measure(traces: &[Trace]) -> Row {
         is_exact: traces.iter().all(Trace::has_equal_sizes),
         bound: sum(&bounds::furthest_next_use),
         best_static: sum(&bounds::best_static_set),
-        policies: policies.to_vec(),
+        policies: played(Sight::Each),
+        harvested: played(Sight::Harvested),
     }
 }

@@ -1,6 +1,8 @@
 //! Plays a trace with the core's own policies, on one device and without pins: a part that is used is brought in whole,
 //! and the best victims leave for it.
 
+use std::collections::BTreeSet;
+
 use broker_core::{EvictionPolicy, PartRef, Residents, Source, Time, Weight};
 use vramd_types::{AllocationId, Bytes, DeviceIndex, GRANULARITY, PartIndex};
 
@@ -10,14 +12,32 @@ const DEVICE: DeviceIndex = DeviceIndex(0);
 /// The time that the use of a granule takes: as long as bringing it in over PCIe.
 const MICROS_PER_GRANULE: u64 = 84;
 
+/// How the policy hears of uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Sight {
+    /// Every use, when it happens.
+    Each,
+    /// As by a daemon with the default `harvest_ms`: after each period the parts that were used in it, once each and
+    /// in the order of their ids.
+    Harvested,
+}
+
+/// The default of `harvest_ms`.
+const HARVEST_MICROS: u64 = 100_000;
+
 /// Granules that had to be fetched, in the part of the trace that counts.
-pub(crate) fn missed(trace: &Trace, policy: EvictionPolicy) -> u64 {
+pub(crate) fn missed(trace: &Trace, policy: EvictionPolicy, sight: Sight) -> u64 {
     let mut residents = Residents::new(policy);
     let (mut now, mut left, mut missed) = (0, trace.memory, 0);
+    let (mut unseen, mut harvest_at) = (BTreeSet::new(), HARVEST_MICROS);
     for (at, step) in trace.steps.iter().enumerate() {
         let (part, size) = (reference(step.part()), trace.size(step.part()));
         now += size * MICROS_PER_GRANULE;
         let time = Time::from_micros(now);
+        if now >= harvest_at {
+            std::mem::take(&mut unseen).into_iter().for_each(|used| residents.record_use(used, time));
+            harvest_at = now + HARVEST_MICROS;
+        }
         let is_there = residents.contains(part);
         if matches!(step, Step::Free(_)) {
             if residents.remove(part) {
@@ -40,7 +60,10 @@ pub(crate) fn missed(trace: &Trace, policy: EvictionPolicy) -> u64 {
             let weight = Weight::new(Bytes::new(size * GRANULARITY.get()), Source::Host);
             residents.arrive(DEVICE, part, weight, time);
         }
-        residents.record_use(part, time);
+        match sight {
+            Sight::Each => residents.record_use(part, time),
+            Sight::Harvested => _ = unseen.insert(part),
+        }
     }
     missed
 }
@@ -67,9 +90,9 @@ mod tests {
     #[test]
     fn lru_misses_every_use_of_a_loop_that_does_not_fit() {
         let uses: Vec<u32> = (0..100).map(|at| at % 5).collect();
-        assert_eq!(missed(&trace(&uses, 4), EvictionPolicy::Lru), 80);
+        assert_eq!(missed(&trace(&uses, 4), EvictionPolicy::Lru, Sight::Each), 80);
         assert_eq!(bounds::furthest_next_use(&trace(&uses, 4)), 20);
-        assert_eq!(missed(&trace(&uses, 5), EvictionPolicy::Lru), 0);
+        assert_eq!(missed(&trace(&uses, 5), EvictionPolicy::Lru, Sight::Each), 0);
     }
 
     #[test]
@@ -79,8 +102,10 @@ mod tests {
             trace.steps.truncate(10_000);
             let bound = bounds::furthest_next_use(&trace);
             for policy in EvictionPolicy::ALL {
-                let missed = missed(&trace, policy);
-                assert!(missed >= bound, "{policy} on {}: {missed} of {bound}", trace.name);
+                for sight in [Sight::Each, Sight::Harvested] {
+                    let missed = missed(&trace, policy, sight);
+                    assert!(missed >= bound, "{policy} on {}, {sight:?}: {missed} of {bound}", trace.name);
+                }
             }
         }
     }

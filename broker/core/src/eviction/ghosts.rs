@@ -1,4 +1,4 @@
-//! Parts that left a device, the last of them, with what a policy remembers of each.
+//! The parts that left a device last, with what a policy remembers of each.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use crate::event::PartRef;
 #[derive(Debug)]
 pub(super) struct Ghosts<T> {
     parts: BTreeMap<PartRef, (u64, T)>,
-    /// By the number of their departure.
+    /// The parts by the number of their departure.
     order: BTreeMap<u64, PartRef>,
     departures: u64,
 }
@@ -34,7 +34,7 @@ impl<T> Ghosts<T> {
         Some(known)
     }
 
-    /// Forgets the part that left first, if there are more than so many.
+    /// Forgets the part that left first, if it remembers more than `most`. Returns what was known of that part.
     pub(super) fn expire(&mut self, most: usize) -> Option<T> {
         if self.parts.len() <= most {
             return None;
