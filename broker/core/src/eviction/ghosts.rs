@@ -22,9 +22,10 @@ impl<T> Default for Ghosts<T> {
 
 impl<T> Ghosts<T> {
     pub(super) fn insert(&mut self, part: PartRef, known: T) {
-        self.remove(part);
         self.departures = self.departures.saturating_add(1);
-        self.parts.insert(part, (self.departures, known));
+        if let Some((before, _)) = self.parts.insert(part, (self.departures, known)) {
+            self.order.remove(&before);
+        }
         self.order.insert(self.departures, part);
     }
 
