@@ -7,7 +7,7 @@ use pyo3::{
     prelude::*,
     types::{PyRange, PyRangeMethods as _},
 };
-use vramd_client::{Advice, AllocationId, Bytes, Reason, Target};
+use vramd_client::{Advice, AllocationId, Bytes, MemoryClass, Reason, Target};
 use vramd_types::Quantity;
 
 use crate::error::Fault;
@@ -130,12 +130,43 @@ pub(crate) fn is_persistent(lifetime: &str) -> PyResult<bool> {
 }
 
 /// The advice that a text names.
-pub(crate) fn advice(advice: &str) -> PyResult<Advice> {
-    match advice {
-        "set_accessed_by" => Ok(Advice::SetAccessedBy),
-        "unset_accessed_by" => Ok(Advice::UnsetAccessedBy),
+pub(crate) fn advice(advice: &str, importance_percent: Option<u8>, class: Option<&str>) -> PyResult<Advice> {
+    let wrong = |message: String| Err(PyValueError::new_err(message));
+    let found = match (advice, importance_percent, class) {
+        ("set_importance", Some(percent), None) => return Ok(Advice::SetImportance(percent)),
+        ("set_importance", ..) => {
+            return wrong("set_importance takes importance_percent and nothing else".into());
+        }
+        ("set_class", None, Some(class)) => return Ok(Advice::SetClass(memory_class(class)?)),
+        ("set_class", ..) => return wrong("set_class takes memory_class and nothing else".into()),
+        ("set_accessed_by", ..) => Advice::SetAccessedBy,
+        ("unset_accessed_by", ..) => Advice::UnsetAccessedBy,
+        ("do_not_need", ..) => Advice::DoNotNeed,
+        ("need", ..) => Advice::Need,
+        ("unset_importance", ..) => Advice::UnsetImportance,
+        ("unset_class", ..) => Advice::UnsetClass,
+        (other, ..) => {
+            return wrong(format!(
+                "advice is `do_not_need`, `need`, or `set_` or `unset_` with `accessed_by`, `importance` or `class`, \
+                 not `{other}`"
+            ));
+        }
+    };
+    match (importance_percent, class) {
+        (None, None) => Ok(found),
+        _ => wrong(format!("`{advice}` takes neither importance_percent nor memory_class")),
+    }
+}
+
+fn memory_class(class: &str) -> PyResult<MemoryClass> {
+    match class {
+        "scratch" => Ok(MemoryClass::Scratch),
+        "weights" => Ok(MemoryClass::Weights),
+        "activations" => Ok(MemoryClass::Activations),
+        "cache" => Ok(MemoryClass::Cache),
         other => {
-            let message = format!("advice is `set_accessed_by` or `unset_accessed_by`, not `{other}`");
+            let message =
+                format!("memory_class is `scratch`, `weights`, `activations` or `cache`, not `{other}`");
             Err(PyValueError::new_err(message))
         }
     }

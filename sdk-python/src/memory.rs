@@ -95,9 +95,18 @@ impl Memory {
         Ok(self.shared.write(py, Handle::unpin)?)
     }
 
-    fn advise(&self, py: Python<'_>, advice: &str) -> PyResult<()> {
-        let advice = arguments::advice(advice)?;
-        Ok(self.shared.read(py, |handle| handle.advise(advice))?)
+    #[pyo3(signature = (advice, *, parts = None, importance_percent = None, memory_class = None))]
+    fn advise(
+        &self,
+        py: Python<'_>,
+        advice: &str,
+        parts: Option<Parts>,
+        importance_percent: Option<u8>,
+        memory_class: Option<&str>,
+    ) -> PyResult<()> {
+        let advice = arguments::advice(advice, importance_percent, memory_class)?;
+        let parts = parts.map(|parts| parts.0);
+        Ok(self.shared.read(py, |handle| handle.advise(parts, advice))?)
     }
 
     #[pyo3(signature = (*, parts = None, write = false, wait = None))]

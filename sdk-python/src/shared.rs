@@ -409,10 +409,12 @@ impl Handle {
         }
     }
 
-    pub(crate) fn advise(&self, advice: Advice) -> Result<(), Error> {
-        match self {
-            Self::Open(allocation) => allocation.advise(advice),
-            Self::Sealed(sealed) => sealed.advise(advice),
+    pub(crate) fn advise(&self, parts: Option<Range<u32>>, advice: Advice) -> Result<(), Error> {
+        match (self, parts) {
+            (Self::Open(allocation), None) => allocation.advise(advice),
+            (Self::Open(allocation), Some(parts)) => allocation.advise_parts(parts, advice),
+            (Self::Sealed(sealed), None) => sealed.advise(advice),
+            (Self::Sealed(sealed), Some(parts)) => sealed.advise_parts(parts, advice),
         }
     }
 

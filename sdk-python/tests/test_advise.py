@@ -96,10 +96,34 @@ def test_owner_advises_sealed_memory_for_all_readers(small: Daemon) -> None:
             sealed.advise("set_accessed_by")
 
 
+def test_order_of_leaving_is_advised(small: Daemon) -> None:
+    with small.connect() as client:
+        memory = client.allocate("8MiB", part_size="2MiB", unpinned=True)
+        memory.advise("set_class", memory_class="scratch")
+        memory.advise("set_importance", importance_percent=90, parts=range(2))
+        memory.advise("do_not_need", parts=range(3, 4))
+        for end in ("need", "unset_importance", "unset_class"):
+            memory.advise(end)
+        with pytest.raises(vramd.InvalidArgument) as refused:
+            memory.advise("do_not_need", parts=range(3, 5))
+        assert refused.value.reason == "REQUEST_INVALID"
+        with pytest.raises(vramd.InvalidArgument):
+            memory.advise("set_importance", importance_percent=101)
+        wrong: list[dict[str, object]] = [
+            {"advice": "set_importance"},
+            {"advice": "set_class", "memory_class": "kv"},
+            {"advice": "need", "memory_class": "cache"},
+        ]
+        for arguments in wrong:
+            with pytest.raises(ValueError, match=r"importance_percent|memory_class"):
+                memory.advise(**arguments)  # type: ignore[arg-type]
+        memory.free()
+
+
 def test_impossible_advice_is_refused(small: Daemon) -> None:
     with small.connect() as client:
         memory = client.allocate("2MiB")
-        with pytest.raises(ValueError, match="set_accessed_by"):
+        with pytest.raises(ValueError, match="`accessed_by`"):
             memory.advise("read_mostly")  # type: ignore[arg-type]
         with pytest.raises(TypeError):
             memory.advise(1)  # type: ignore[arg-type]

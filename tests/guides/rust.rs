@@ -7,7 +7,8 @@ use std::{
 
 use anyhow::{Result, ensure};
 use vramd_client::{
-    Access, Advice, AllocationInfo, AllocationRequest, Bytes, Client, Error, PoolConfig, Reason, aio,
+    Access, Advice, AllocationInfo, AllocationRequest, Bytes, Client, Error, MemoryClass, PoolConfig, Reason,
+    aio,
 };
 
 fn main() -> Result<()> {
@@ -96,6 +97,11 @@ fn pins() -> Result<()> {
     archive.advise(Advice::SetAccessedBy)?; // parts in the host are used there
     drop(archive.pin(Access::Read)?); // takes no room on the device
     archive.advise(Advice::UnsetAccessedBy)?; // the next pin fetches the parts
+
+    archive.advise(Advice::SetClass(MemoryClass::Weights))?; // leaves before activations and caches
+    archive.advise_parts(0..2, Advice::SetImportance(90))?; // these two stay longer
+    archive.advise_parts(2..4, Advice::DoNotNeed)?; // these leave before all others, once
+    archive.advise(Advice::Need)?;
 
     let scratch = client.allocate(AllocationRequest::new(Bytes::mib(8)).discardable().unpinned())?;
     let pinned = scratch.pin(Access::Write)?;

@@ -216,6 +216,45 @@ pub enum Advice {
     /// The device no longer accesses it in place. A part is fetched for a pin as soon as no session maps it
     /// in host memory.
     UnsetAccessedBy,
+    /// Changes which parts of the owner's tenant leave a device first.
+    Retain { parts: Option<PartSpan>, change: Retention },
+}
+
+/// Parts of an allocation in a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PartSpan {
+    pub first: PartIndex,
+    pub count: u32,
+}
+
+impl PartSpan {
+    pub const fn new(first: u32, count: u32) -> Self {
+        Self { first: PartIndex(first), count }
+    }
+}
+
+/// A change to how long parts stay on their device, compared with others of their tenant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Retention {
+    /// Parts that are not needed leave first, until they have left or are needed.
+    Needed(bool),
+    /// In percent. `None` withdraws the advice.
+    Importance(Option<u8>),
+    /// `None` withdraws the advice.
+    Class(Option<MemoryClass>),
+}
+
+/// The use of memory, in the order in which it leaves among parts of the same importance. Memory of no class comes
+/// between weights and activations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MemoryClass {
+    /// Intermediate results that are soon overwritten.
+    Scratch,
+    /// Weights: never written while in use, so they mostly leave without a copy.
+    Weights,
+    Activations,
+    /// A cache that grows, such as one of keys and values.
+    Cache,
 }
 
 /// A file that the shell has opened.

@@ -191,6 +191,10 @@ mod bugs {
         CopiedWhileMappedInPlace: "a part is copied out of host memory while a session maps it there", [MIGRATIONS, COPIES];
         EndedAdviceKept: "a part that is no longer accessed in place stays mapped there", [IN_PLACE, MIGRATIONS];
         FetchedThoughAdvised: "a part that is to be accessed in place is fetched for a pin", [IN_PLACE, SENT];
+        AdviceIgnored: "parts leave in the order of the policy whatever their owners say", [ADVISED_ORDER];
+        AdviceLeaks: "advice for parts in a row is also given to the part behind them", [ADVISED_ORDER, CALLS];
+        UnneededKept: "a part that left its device counts as not needed when it comes back", [ADVISED_ORDER, CALLS];
+        AdviceKept: "advice is kept although its allocation is gone", [EVICTION_ORDER];
         FailedCopyAccepted: "a failed copy is taken for a good one", [CALLS, COPIES, EXTENT_TENANT, CONTENT, VISIBLE, CACHE_REUSE, PRESSURE_EVICTIONS, BACKINGS, SENT];
         SourceKept: "the extent that a part has left is not released", [DRAINS, LINE_ORDER, BACKINGS, EFFORT];
         ReleasedWhileCopied: "an extent is released while it is copied", [MIGRATIONS, EXTENT_RELEASED, WRITTEN_BACK];
@@ -246,7 +250,7 @@ mod bugs {
         FetchNotRaised: "an operator's fetch is not raised when a client comes to want the part", [LINK_AWAITED];
         EveryCopyUrgent: "every move is copied as demand, whether or not a client waits for it", [LINK_AWAITED];
         FullDevicePassed: "a waiter passes an earlier one that finds its device full", [LINE_ORDER];
-        LimitPassed: "a waiter passes an earlier one of its tenant, which is at its limit", [LINE_ORDER];
+        LimitPassed: "a waiter passes an earlier one of its tenant, which is at its limit", [LINE_ORDER, EVICTED];
         SecondDevicePassed: "a batch on several devices keeps others waiting on the first of them alone", [LINE_ORDER, LINE_SCANNED];
         SecondDeviceOvertaken: "a new batch on several devices is held back only by waiters of the first", [LINE_ORDER];
         CutScanNotRepeated: "a scan that left out waiters is not repeated once half of the others have left", [LINE_SCANNED, LINE_ORDER];
@@ -260,7 +264,7 @@ mod bugs {
         EvictedFarBelow: "pressure evicts all cold parts of a device, however little would be enough", [EFFORT];
         DemotedFarBelow: "pressure moves all cold parts from host memory to disk, however few would be enough", [EFFORT];
         LeavingUncounted: "memory that is leaving already counts for no waiter", [EFFORT, LINK_AWAITED, EVICTED, LINE_SCANNED];
-        EvictedInVain: "parts leave for a waiter although all of them are not enough", [EFFORT, LINE_ORDER, LINK_AWAITED];
+        EvictedInVain: "parts leave for a waiter although all of them are not enough", [EFFORT, LINE_ORDER, LINE_SCANNED, LINK_AWAITED];
         OldestAborted: "of the calls that have stalled the oldest is aborted", [STALLS];
         AbortedTooEarly: "a call is aborted as soon as all that it waits for wait as well", [STALLS, DRAINS];
         RunnersIgnored: "a call is aborted although a session in its way does not wait", [STALLS];

@@ -5,7 +5,8 @@ use std::{collections::BTreeMap, time::Duration};
 use vramd_types::{AllocationId, Bytes, DeviceIndex, ExtentId, PartIndex, Quantity, SessionId, WaitId};
 
 use crate::{
-    event::{ChannelId, Kind, Lifetime, PartRef, Slot, Tier},
+    event::{ChannelId, Kind, Lifetime, PartRef, PartSpan, Slot, Tier},
+    eviction::PartAdvice,
     moves::{Cause, MigrationState},
     pressure::Pressure,
     residency::{AllocationState, MapState},
@@ -26,6 +27,8 @@ pub struct AllocationView {
     pub discardable: bool,
     /// Its parts in host memory are mapped and accessed there.
     pub accessed_by_device: bool,
+    /// Parts for which the order of leaving is advised. Empty in lists.
+    pub advice: Vec<(PartSpan, PartAdvice)>,
     pub state: AllocationState,
     pub size: Bytes,
     pub charged: Bytes,

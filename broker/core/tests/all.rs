@@ -4,6 +4,7 @@
 
 mod world;
 
+mod advised_order;
 mod bounded_work;
 mod cache;
 mod cache_hit_rates;

@@ -3,7 +3,7 @@
 
 use std::fmt::{self, Display, Write as _};
 
-use broker_core::{Advice, Caller, Notice, PartRef, Pressure, Refusal, Tier};
+use broker_core::{Advice, Caller, Notice, PartRef, Pressure, Refusal, Retention, Tier};
 use vramd_proto::v1::{
     self, EventKind, allocation_event::Change as AllocationChange, device_event::Change as DeviceChange,
     move_event::Change as MoveChange, node_event::Change as NodeChange, quota_event::Change as QuotaChange,
@@ -166,11 +166,7 @@ pub(super) fn event(notice: &Notice, devices: &[String]) -> Option<Event> {
         Notice::Advised { allocation, advice, .. } => Event::Allocation(v1::AllocationEvent {
             change: AllocationChange::Advised.into(),
             allocation_id: allocation.shown(),
-            advice: match advice {
-                Advice::SetAccessedBy => v1::Advice::SetAccessedBy,
-                Advice::UnsetAccessedBy => v1::Advice::UnsetAccessedBy,
-            }
-            .into(),
+            advice: wire_advice(*advice).into(),
             ..Default::default()
         }),
         Notice::AllocationFreed { allocation: id, .. } => allocation(AllocationChange::Freed, *id),
@@ -240,6 +236,21 @@ pub(super) fn event(notice: &Notice, devices: &[String]) -> Option<Event> {
 
 pub(super) fn ending(why: &str) -> Event {
     of_node(NodeChange::Ending, why)
+}
+
+fn wire_advice(advice: Advice) -> v1::Advice {
+    match advice {
+        Advice::SetAccessedBy => v1::Advice::SetAccessedBy,
+        Advice::UnsetAccessedBy => v1::Advice::UnsetAccessedBy,
+        Advice::Retain { change, .. } => match change {
+            Retention::Needed(false) => v1::Advice::DoNotNeed,
+            Retention::Needed(true) => v1::Advice::Need,
+            Retention::Importance(Some(_)) => v1::Advice::SetImportance,
+            Retention::Importance(None) => v1::Advice::UnsetImportance,
+            Retention::Class(Some(_)) => v1::Advice::SetClass,
+            Retention::Class(None) => v1::Advice::UnsetClass,
+        },
+    }
 }
 
 fn of_session(change: SessionChange, session: SessionId) -> v1::SessionEvent {

@@ -189,7 +189,7 @@ impl MemoryService for Memory {
     ) -> Result<Response<v1::AdviseResponse>, Status> {
         let (caller, message, session, key) = opened!(request);
         let id = AllocationId::from_shown(message.allocation_id);
-        let advice = convert::advice(message.advice).map_err(|refusal| refused(&refusal))?;
+        let advice = convert::advice(&message).map_err(|refusal| refused(&refusal))?;
         match self.submit(caller, session, key, ClientRequest::Advise(id, advice)).await? {
             Reply::Advised(view) => {
                 let allocation = Some(view::allocation(*view, For::Clients));

@@ -189,9 +189,31 @@ class Memory(Buffer):
         """Gives up the handle pin: the daemon may unmap the memory while no view or pin uses it. The next access brings
         it back.
         """
-    def advise(self, advice: Literal["set_accessed_by", "unset_accessed_by"]) -> None:
-        """Tells the daemon how the allocation is used; only its owner may. Advice holds until other advice is given;
-        repeating it is no error.
+    def advise(
+        self,
+        advice: Literal[
+            "set_accessed_by",
+            "unset_accessed_by",
+            "do_not_need",
+            "need",
+            "set_importance",
+            "unset_importance",
+            "set_class",
+            "unset_class",
+        ],
+        *,
+        parts: range | None = None,
+        importance_percent: int | None = None,
+        memory_class: Literal["scratch", "weights", "activations", "cache"] | None = None,
+    ) -> None:
+        """Tells the daemon how memory is used; only its owner may. Advice holds until it is withdrawn; repeating it is
+        no error. `parts` are some parts, like `range(2, 4)`; the default is all of them.
+
+        The first two are about the whole allocation. The others say which parts leave their device first when another
+        client needs room, among the parts of one tenant. `do_not_need`: these leave before all others, until they have
+        left or `need` is given. `set_importance` takes `importance_percent`, 0 to 100: parts of lower importance leave
+        first, and parts without it count as 50. `set_class` takes `memory_class`: among parts of the same importance,
+        scratch leaves first, then weights, memory of no class, activations, and caches.
 
         `set_accessed_by`: its device accesses it in place. Parts in host memory are mapped there for every session
         that pins them, at the same address, and are not fetched. That pays for memory that is read less than about

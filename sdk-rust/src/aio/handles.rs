@@ -63,7 +63,12 @@ impl Allocation {
 
     /// See [`Self::advise`].
     pub async fn advise_async(&self, advice: Advice) -> Result<()> {
-        self.handle().advise(CallStyle::Async, advice).await
+        self.handle().advise(CallStyle::Async, None, advice).await
+    }
+
+    /// See [`Self::advise_parts`].
+    pub async fn advise_parts_async(&self, parts: Range<u32>, advice: Advice) -> Result<()> {
+        self.handle().advise(CallStyle::Async, Some(parts), advice).await
     }
 
     /// See [`Self::free`].
@@ -112,7 +117,12 @@ impl Sealed {
 
     /// See [`Self::advise`].
     pub async fn advise_async(&self, advice: Advice) -> Result<()> {
-        self.handle().advise(CallStyle::Async, advice).await
+        self.handle().advise(CallStyle::Async, None, advice).await
+    }
+
+    /// See [`Self::advise_parts`].
+    pub async fn advise_parts_async(&self, parts: Range<u32>, advice: Advice) -> Result<()> {
+        self.handle().advise(CallStyle::Async, Some(parts), advice).await
     }
 
     /// See [`Self::free`].

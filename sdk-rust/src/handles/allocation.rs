@@ -150,7 +150,12 @@ impl Allocation {
     /// Tells the daemon how the allocation is used: see [`Advice`]. [`Self::info`] goes on describing it as it was
     /// allocated.
     pub fn advise(&self, advice: Advice) -> Result<()> {
-        run_ready(self.handle.advise(CallStyle::Blocking, advice))
+        run_ready(self.handle.advise(CallStyle::Blocking, None, advice))
+    }
+
+    /// Gives advice for some of the parts. Advice about access in place is for a whole allocation alone.
+    pub fn advise_parts(&self, parts: Range<u32>, advice: Advice) -> Result<()> {
+        run_ready(self.handle.advise(CallStyle::Blocking, Some(parts), advice))
     }
 
     /// Keeps all parts mapped until the guard is dropped, and waits until they have arrived. Pinning a mapped part is
@@ -272,7 +277,12 @@ impl Sealed {
     /// Tells the daemon how all its readers use the allocation; only its owner may. See [`Advice`]. [`Self::info`]
     /// goes on describing it as it was before.
     pub fn advise(&self, advice: Advice) -> Result<()> {
-        run_ready(self.handle.advise(CallStyle::Blocking, advice))
+        run_ready(self.handle.advise(CallStyle::Blocking, None, advice))
+    }
+
+    /// Gives advice for some of the parts. Advice about access in place is for a whole allocation alone.
+    pub fn advise_parts(&self, parts: Range<u32>, advice: Advice) -> Result<()> {
+        run_ready(self.handle.advise(CallStyle::Blocking, Some(parts), advice))
     }
 
     /// Keeps all parts mapped until the guard is dropped, and waits until they have arrived. Pinning a mapped part is

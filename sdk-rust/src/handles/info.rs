@@ -3,6 +3,8 @@
 use vramd_proto::v1;
 use vramd_types::{AllocationId, Bytes, SessionId};
 
+use super::advice::AdvisedParts;
+
 pub use vramd_proto::v1::{AllocationKind, AllocationState, Lifetime, Tier};
 
 /// One allocation as its tenant sees it. Requested, charged and resident bytes are three different numbers.
@@ -20,6 +22,8 @@ pub struct AllocationInfo {
     pub state: AllocationState,
     /// Whether the device accesses parts in host memory in place: see [`crate::Advice`].
     pub accessed_by_device: bool,
+    /// The parts that leave their device earlier or later than others. Empty in lists.
+    pub advised_parts: Vec<AdvisedParts>,
     /// The requested bytes.
     pub size: Bytes,
     pub charged: Bytes,
@@ -65,6 +69,7 @@ impl From<v1::Allocation> for AllocationInfo {
             lifetime,
             state,
             accessed_by_device: wire.accessed_by_device,
+            advised_parts: wire.advised_parts.into_iter().map(Into::into).collect(),
             size: Bytes::new(wire.size_bytes),
             charged: Bytes::new(wire.charged_bytes),
             resident: Bytes::new(wire.resident_bytes),

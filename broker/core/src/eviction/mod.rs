@@ -6,6 +6,7 @@
 //! Policies are pure: they know the time and the sizes that they are told, use integers only, and draw nothing
 //! at random. Their memory of parts that left is bounded by the number of parts that are there.
 
+mod advice;
 mod gdsf;
 mod ghosts;
 mod hit_density;
@@ -25,6 +26,8 @@ use vramd_types::{AllocationId, DeviceIndex};
 
 use crate::{event::PartRef, time::Time};
 
+pub(crate) use advice::AdviceTable;
+pub use advice::PartAdvice;
 use gdsf::Gdsf;
 use hit_density::HitDensity;
 use lru::Lru;
@@ -114,12 +117,14 @@ pub(crate) struct Usage {
     pub(crate) residents: Residents,
     /// Parts in host memory, in the order of their last use.
     pub(crate) idle_on_host: Residents,
+    /// Advice of owners on the order in which their parts leave a device.
+    pub(crate) advice: AdviceTable,
 }
 
 impl Usage {
     pub(crate) fn new(policy: EvictionPolicy, script: &[PartRef]) -> Self {
         let residents = if script.is_empty() { Residents::new(policy) } else { Residents::scripted(script) };
-        Self { residents, idle_on_host: Residents::new(EvictionPolicy::Lru) }
+        Self { residents, idle_on_host: Residents::new(EvictionPolicy::Lru), advice: AdviceTable::default() }
     }
 }
 

@@ -18,6 +18,10 @@ pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) 
         by_use.sort_unstable();
         expect_equal(found, EVICTION_ORDER, || format!("parts by use on {device:?}"), &by_use, &listed);
     }
+    let advised = broker.usage.advice.allocations().find(|id| broker.allocations.get(*id).is_none());
+    expect(found, EVICTION_ORDER, advised.is_none(), || {
+        format!("{advised:?} is gone, and advice for it is kept")
+    });
     let gone = residents.remembered().find(|part| broker.allocations.get(part.allocation).is_none());
     expect(found, EVICTION_ORDER, gone.is_none(), || {
         format!("{gone:?} is remembered, and its allocation is gone")

@@ -145,6 +145,8 @@ registry! {
         "For every scanned waiter, all victims that it needs are leaving, or no choice of victims would be enough.";
     EVICTION_ORDER = "INV-MOVE-10", Recomputed "eviction_order.rs",
         "The eviction policy orders every part that may leave its device, each once, and remembers no part of an allocation that is gone.";
+    ADVISED_ORDER = "INV-MOVE-11", Oracle "moves/advised.rs",
+        "Of the parts of a tenant, one leaves for a waiter only if no other that could leave ranks lower by what their owners say.";
     IN_PLACE = "INV-PLACE-1", Oracle "mappings/in_place.rs",
         "A part that is accessed in place is mapped in host memory where it lies, and no pin fetches it.";
     FILES = "INV-FILE-1", Recomputed "files.rs",

@@ -175,8 +175,12 @@ impl Allocation {
         self.parts.get_mut(usize::try_from(index.0).ok()?)
     }
 
+    pub(crate) fn part_count(&self) -> u32 {
+        u32::try_from(self.parts.len()).unwrap_or(u32::MAX)
+    }
+
     pub(crate) fn indices(&self) -> impl Iterator<Item = PartIndex> + use<> {
-        (0..u32::try_from(self.parts.len()).unwrap_or(u32::MAX)).map(PartIndex)
+        (0..self.part_count()).map(PartIndex)
     }
 
     pub(crate) fn offset_of(&self, index: PartIndex) -> Bytes {

@@ -4,7 +4,8 @@
 use std::time::Duration;
 
 use broker_core::{
-    Advice, AllocationSpec, DeviceSelector, Kind, Lifetime, Refusal, RequestKey, Target, Tier,
+    Advice, AllocationSpec, DeviceSelector, Kind, Lifetime, MemoryClass, PartSpan, Refusal, RequestKey,
+    Retention, Target, Tier,
 };
 use prost::Message;
 use vramd_proto::v1;
@@ -148,14 +149,48 @@ targets!(
     write_back_parts_request
 );
 
-pub(in crate::grpc) fn advice(advice: i32) -> Result<Advice, Refusal> {
-    match v1::Advice::try_from(advice) {
-        Ok(v1::Advice::SetAccessedBy) => Ok(Advice::SetAccessedBy),
-        Ok(v1::Advice::UnsetAccessedBy) => Ok(Advice::UnsetAccessedBy),
-        Ok(v1::Advice::Unspecified) => {
-            Err(Refusal::RequestInvalid { field: "advice", problem: "is missing" })
+pub(in crate::grpc) fn advice(message: &v1::AdviseRequest) -> Result<Advice, Refusal> {
+    use v1::Advice as A;
+    let invalid = |field, problem| Refusal::RequestInvalid { field, problem };
+    let advice = A::try_from(message.advice).map_err(|_| unknown_value("advice"))?;
+    let class = memory_class(message.memory_class)?;
+    let parts = message.parts.map(|span| PartSpan::new(span.first_index, span.count));
+    if advice != A::SetImportance && message.importance_percent.is_some() {
+        return Err(invalid("importance_percent", "goes with ADVICE_SET_IMPORTANCE only"));
+    }
+    if advice != A::SetClass && class.is_some() {
+        return Err(invalid("memory_class", "goes with ADVICE_SET_CLASS only"));
+    }
+    let change = match advice {
+        A::Unspecified => return Err(invalid("advice", "is missing")),
+        A::SetAccessedBy | A::UnsetAccessedBy if parts.is_some() => {
+            return Err(invalid("parts", "are refused: access in place is advised for a whole allocation"));
         }
-        Err(_) => Err(unknown_value("advice")),
+        A::SetAccessedBy => return Ok(Advice::SetAccessedBy),
+        A::UnsetAccessedBy => return Ok(Advice::UnsetAccessedBy),
+        A::DoNotNeed => Retention::Needed(false),
+        A::Need => Retention::Needed(true),
+        A::SetImportance => match message.importance_percent.map(u8::try_from) {
+            Some(Ok(percent)) if percent <= 100 => Retention::Importance(Some(percent)),
+            Some(_) => return Err(invalid("importance_percent", "is above 100")),
+            None => return Err(invalid("importance_percent", "is missing")),
+        },
+        A::UnsetImportance => Retention::Importance(None),
+        A::SetClass if class.is_none() => return Err(invalid("memory_class", "is missing")),
+        A::SetClass => Retention::Class(class),
+        A::UnsetClass => Retention::Class(None),
+    };
+    Ok(Advice::Retain { parts, change })
+}
+
+fn memory_class(class: i32) -> Result<Option<MemoryClass>, Refusal> {
+    match v1::MemoryClass::try_from(class) {
+        Ok(v1::MemoryClass::Unspecified) => Ok(None),
+        Ok(v1::MemoryClass::Scratch) => Ok(Some(MemoryClass::Scratch)),
+        Ok(v1::MemoryClass::Weights) => Ok(Some(MemoryClass::Weights)),
+        Ok(v1::MemoryClass::Activations) => Ok(Some(MemoryClass::Activations)),
+        Ok(v1::MemoryClass::Cache) => Ok(Some(MemoryClass::Cache)),
+        Err(_) => Err(unknown_value("memory_class")),
     }
 }
 
@@ -230,10 +265,40 @@ mod tests {
         assert_eq!((plain.device, plain.name, plain.unpinned), (None, None, false));
         assert_eq!(tier(0), Ok(Tier::Device));
         assert_eq!(invalid(tier(4)), "tier");
-        assert_eq!(advice(1), Ok(Advice::SetAccessedBy));
-        for nothing in [0, 3, -1] {
-            assert_eq!(invalid(advice(nothing)), "advice");
+    }
+
+    #[test]
+    fn advice_comes_with_what_it_needs_and_nothing_else() {
+        use v1::Advice as A;
+        let plain = |kind: i32| v1::AdviseRequest { advice: kind, ..Default::default() };
+        let of = |kind: A| plain(kind.into());
+        assert_eq!(advice(&of(A::SetAccessedBy)), Ok(Advice::SetAccessedBy));
+        for nothing in [0, 9, -1] {
+            assert_eq!(invalid(advice(&plain(nothing))), "advice");
         }
+        let parts = Some(v1::PartSpan { first_index: 2, count: 3 });
+        assert_eq!(
+            advice(&v1::AdviseRequest { parts, ..of(A::DoNotNeed) }),
+            Ok(Advice::Retain { parts: Some(PartSpan::new(2, 3)), change: Retention::Needed(false) })
+        );
+        assert_eq!(invalid(advice(&v1::AdviseRequest { parts, ..of(A::UnsetAccessedBy) })), "parts");
+        let importance =
+            |kind, percent| advice(&v1::AdviseRequest { importance_percent: percent, ..of(kind) });
+        let change = Retention::Importance(Some(100));
+        assert_eq!(importance(A::SetImportance, Some(100)), Ok(Advice::Retain { parts: None, change }));
+        for wrong in [(A::SetImportance, Some(101)), (A::SetImportance, None), (A::Need, Some(1))] {
+            assert_eq!(invalid(importance(wrong.0, wrong.1)), "importance_percent", "{wrong:?}");
+        }
+        let class = |kind, class: i32| advice(&v1::AdviseRequest { memory_class: class, ..of(kind) });
+        let change = Retention::Class(Some(MemoryClass::Cache));
+        assert_eq!(class(A::SetClass, 4), Ok(Advice::Retain { parts: None, change }));
+        for wrong in [(A::SetClass, 0), (A::SetClass, 5), (A::UnsetClass, 1)] {
+            assert_eq!(invalid(class(wrong.0, wrong.1)), "memory_class", "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn unknown_kinds_and_lifetimes_are_refused() {
         assert_eq!(invalid(spec(v1::AllocationSpec { kind: -1, ..Default::default() })), "kind");
         assert_eq!(
             invalid(specs(vec![v1::AllocationSpec { lifetime: 9, ..Default::default() }])),

@@ -4,8 +4,8 @@ use std::time::{Duration, SystemTime};
 
 use broker_core::{
     AllocationState, AllocationView, Backing, ChannelId, DeviceView, Kind, Lifetime, MapState, MapperView,
-    OwnQuotaView, PartMove, PartRevocation, PartView, QuotaView, Refusal, Released, SessionState,
-    SessionView, Slot, TierView, Time,
+    MemoryClass, OwnQuotaView, PartAdvice, PartMove, PartRevocation, PartSpan, PartView, QuotaView, Refusal,
+    Released, SessionState, SessionView, Slot, TierView, Time,
 };
 use prost_types::Timestamp;
 use vramd_proto::v1;
@@ -45,6 +45,7 @@ pub(in crate::grpc) fn allocation(view: AllocationView, reader: For) -> v1::Allo
         disk_bytes: view.on_disk.get(),
         discardable: view.discardable,
         accessed_by_device: view.accessed_by_device,
+        advised_parts: view.advice.into_iter().map(advised_parts).collect(),
         file: view.file.unwrap_or_default(),
         file_bytes: view.in_file.get(),
     }
@@ -71,6 +72,22 @@ pub(in crate::grpc) fn allocation_in_use(
         mapper.usage = usage.into();
     }
     allocation
+}
+
+fn advised_parts((span, advice): (PartSpan, PartAdvice)) -> v1::AdvisedParts {
+    v1::AdvisedParts {
+        parts: Some(v1::PartSpan { first_index: span.first.0, count: span.count }),
+        not_needed: advice.is_unneeded,
+        importance_percent: advice.importance.map(u32::from),
+        memory_class: match advice.class {
+            None => v1::MemoryClass::Unspecified,
+            Some(MemoryClass::Scratch) => v1::MemoryClass::Scratch,
+            Some(MemoryClass::Weights) => v1::MemoryClass::Weights,
+            Some(MemoryClass::Activations) => v1::MemoryClass::Activations,
+            Some(MemoryClass::Cache) => v1::MemoryClass::Cache,
+        }
+        .into(),
+    }
 }
 
 fn part(view: PartView, reader: For) -> v1::Part {
@@ -318,6 +335,7 @@ mod tests {
             lifetime: Lifetime::Persistent,
             discardable: false,
             accessed_by_device: false,
+            advice: Vec::new(),
             state: AllocationState::Sealed,
             size: Bytes::new(5),
             charged: Bytes::mib(2),

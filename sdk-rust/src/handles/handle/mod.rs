@@ -274,13 +274,18 @@ impl Handle {
         }
     }
 
-    pub(crate) async fn advise(&self, style: CallStyle, advice: Advice) -> Result<()> {
+    pub(crate) async fn advise(
+        &self,
+        style: CallStyle,
+        parts: Option<Range<u32>>,
+        advice: Advice,
+    ) -> Result<()> {
         check_process(&self.session)?;
         let request = v1::AdviseRequest {
             session_id: self.session.id().get(),
             request_id: RequestId::random().to_vec(),
             allocation_id: self.info.id.get(),
-            advice: v1::Advice::from(advice).into(),
+            ..advice.request(parts)
         };
         let deadline = self.session.deadline();
         let answer = style.call(&self.session, deadline, request, |mut client, request| async move {

@@ -1,5 +1,6 @@
 //! Pins of parts that lie elsewhere.
 
+pub(crate) mod advised_order;
 pub(crate) mod clean_backing;
 pub(crate) mod fetch;
 pub(crate) mod in_place;

@@ -17,7 +17,7 @@ use crate::moves::{
 /// The beacon is alone on a device with a waiter, which gets its room once a harvest finds the beacon unpinned. The
 /// beacon's slot is the lowest of the first session, so the same harvest, or an earlier one, has read every other word.
 #[track_caller]
-fn a_look(daemon: &Daemon, client: &Client, beacon: &Allocation) {
+pub(super) fn a_look(daemon: &Daemon, client: &Client, beacon: &Allocation) {
     let pinned = beacon.pin(Access::Read).unwrap();
     thread::scope(|scope| {
         let waiting = scope.spawn(|| client.allocate(on(1, 1).wait(Duration::from_secs(25))));
@@ -28,7 +28,7 @@ fn a_look(daemon: &Daemon, client: &Client, beacon: &Allocation) {
     client.flush().unwrap();
 }
 
-fn on(device: u32, parts: u64) -> AllocationRequest {
+pub(super) fn on(device: u32, parts: u64) -> AllocationRequest {
     let request = AllocationRequest::new(Bytes::new(parts * MIB_2)).part_size(Bytes::new(MIB_2));
     request.device(device.to_string())
 }

@@ -111,6 +111,8 @@ struct Step {
     began_to_move: bool,
     /// Parts that began to leave and have left.
     left_at_once: Vec<moves::effort::Victim>,
+    /// Parts that left their device in this event.
+    left_device: Vec<broker_core::PartRef>,
     /// Extents that the driver was told to release.
     released: std::collections::BTreeSet<vramd_types::ExtentId>,
     /// Copies that were ordered as demand, or raised to it.
@@ -263,7 +265,8 @@ impl Oracle {
                 self.check_reuse(*extent, *part, broker);
             }
             Command::Notice(Notice::Advised { allocation, advice, .. }) => {
-                self.record_advice(*allocation, *advice)
+                self.record_advice(*allocation, *advice);
+                self.record_retention(*allocation, *advice);
             }
             Command::Notice(Notice::AllocationFreed { allocation, .. }) => {
                 self.step.freed.push(*allocation);
@@ -289,6 +292,9 @@ impl Oracle {
                     self.expect_no_operator_hold(*part);
                     self.record_departure(*part, false, broker);
                 }
+                if *tier != Tier::Device && !self.is_moving_below(*part, *tier) {
+                    self.step.left_device.push(*part);
+                }
                 self.record_move(*part, *tier);
             }
             Command::Notice(Notice::Backed { part, tier, .. }) => {
@@ -308,6 +314,7 @@ impl Oracle {
                 });
                 self.expect_no_operator_hold(*part);
                 self.record_departure(*part, false, broker);
+                self.step.left_device.push(*part);
                 self.record_drop(*part, bytes.get(), *tier);
             }
             Command::Notice(
@@ -379,6 +386,7 @@ impl Oracle {
         self.learn_answers();
         self.learn_joined_moves(broker);
         self.check_effort(&line, broker);
+        self.record_advised_leavable(broker);
         self.record_helped(&line, broker);
         self.check_silences(broker);
         self.record_line(line);

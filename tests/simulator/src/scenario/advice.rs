@@ -37,3 +37,20 @@ impl Advising {
         }
     }
 }
+
+/// A stream of its own, for the same reason.
+const RETAINING_STREAM: u64 = 17;
+
+/// Owners that advise which parts leave first.
+#[derive(Clone, Copy, Debug)]
+pub struct Retaining {
+    /// Of a thousand requests, how many are such advice.
+    pub rate: u64,
+}
+
+impl Retaining {
+    pub(super) fn draw(seed: u64) -> Option<Self> {
+        let mut dice = Dice::new(seed, RETAINING_STREAM);
+        (dice.roll(ONE_IN) == 0).then(|| Self { rate: dice.one(&[50, 150, 400]) })
+    }
+}

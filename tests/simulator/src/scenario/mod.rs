@@ -17,7 +17,7 @@ mod script;
 mod turns;
 mod write_backs;
 
-pub use advice::Advising;
+pub use advice::{Advising, Retaining};
 pub use crowds::Crowds;
 pub use disks::Disks;
 pub use fault::{Fault, Faults};
@@ -99,6 +99,7 @@ pub struct Scenario {
     pub files: Option<Files>,
     /// Advice that owners give, if any.
     pub advising: Option<Advising>,
+    pub retaining: Option<Retaining>,
     /// Bad disks, if any.
     pub disks: Option<Disks>,
     /// Write-backs of parts whose backing is clean already, if any.
@@ -194,6 +195,7 @@ impl Scenario {
             lanes,
             files,
             advising,
+            retaining: Retaining::draw(plan.seed),
             disks,
             write_backs: WriteBacks::draw(plan.seed),
             lull: Lull::draw(plan.seed),

@@ -1,7 +1,7 @@
 //! Owners that advise how their memory is used.
 
-use broker_core::{Advice, ClientRequest, Tier};
-use vramd_types::{AllocationId, ExtentId};
+use broker_core::{Advice, ClientRequest, MemoryClass, PartSpan, Retention, Tier};
+use vramd_types::{AllocationId, ExtentId, PartIndex};
 
 use super::World;
 use crate::{coverage::InPlaceStep, dice::Dice};
@@ -16,6 +16,27 @@ impl World {
         let sets = self.scenario.advising.map_or(0, |advising| advising.sets);
         let advice = if dice.chance(sets) { Advice::SetAccessedBy } else { Advice::UnsetAccessedBy };
         ClientRequest::Advise(id, advice)
+    }
+
+    /// Whether a process that would make a request says which parts leave first instead.
+    pub(super) fn chooses_retention(&self, dice: &mut Dice) -> bool {
+        self.scenario.retaining.is_some_and(|retaining| dice.chance(retaining.rate))
+    }
+
+    pub(super) fn some_retention(id: AllocationId, dice: &mut Dice) -> ClientRequest {
+        // Small allocations have no such parts.
+        let parts = dice.chance(700).then(|| PartSpan {
+            first: PartIndex(u32::try_from(dice.roll(4)).unwrap_or(0)),
+            count: u32::try_from(dice.roll(4)).unwrap_or(0),
+        });
+        let classes =
+            [MemoryClass::Scratch, MemoryClass::Weights, MemoryClass::Activations, MemoryClass::Cache];
+        let change = match dice.roll(4) {
+            0 => Retention::Needed(dice.chance(200)),
+            1 => Retention::Class(dice.chance(800).then(|| dice.one(&classes))),
+            _ => Retention::Importance(dice.chance(800).then(|| dice.one(&[0, 10, 50, 90, 100, 101]))),
+        };
+        ClientRequest::Advise(id, Advice::Retain { parts, change })
     }
 
     /// Counts that a client has just mapped the extent in host memory, or written to it there.

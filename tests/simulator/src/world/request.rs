@@ -59,6 +59,9 @@ impl World {
         };
         let request = match choice {
             _ if !own.is_empty() && self.chooses_advice(dice) => self.some_advice(one_of(&own, dice), dice),
+            _ if !own.is_empty() && self.chooses_retention(dice) => {
+                Self::some_retention(one_of(&own, dice), dice)
+            }
             Choice::Free => ClientRequest::FreeBatch(some_of(&own, dice)),
             Choice::Detach => ClientRequest::Detach(some_of(&any, dice)),
             Choice::Seal => ClientRequest::Seal(one_of(&own, dice)),

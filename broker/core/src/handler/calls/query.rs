@@ -358,6 +358,7 @@ impl Broker {
             lifetime: allocation.lifetime,
             discardable: allocation.discardable,
             accessed_by_device: allocation.in_place,
+            advice: if parts.is_some() { self.usage.advice.spans(id).collect() } else { Vec::new() },
             state: allocation.state,
             size: allocation.size,
             charged,

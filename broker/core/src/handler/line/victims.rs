@@ -83,7 +83,12 @@ struct Beneficiary {
 
 impl<'a> VictimChooser<'a> {
     fn on_device(broker: &'a Broker, device: DeviceIndex) -> Option<Self> {
-        Self::among(broker, device, broker.usage.residents.order(device))
+        let is_advised = !broker.usage.advice.is_empty();
+        planted!(broker, AdviceIgnored => is_advised = false);
+        match is_advised {
+            true => Self::among(broker, device, broker.advised_order(device)),
+            false => Self::among(broker, device, broker.usage.residents.order(device)),
+        }
     }
 
     /// The same with these parts only.
@@ -304,7 +309,7 @@ impl<'a> VictimChooser<'a> {
         };
         let mut asked: BTreeSet<SessionId> = victims.iter().flat_map(|part| sessions(*part)).collect();
         let by = Beneficiary { arrived: broker.pins.after_all(), tenant: None };
-        for part in broker.usage.residents.order(self.device) {
+        for part in broker.advised_order(self.device) {
             if ahead.len() >= ASKED_AHEAD_MAX || (victims.is_empty() && !counts_on_doubt) {
                 break;
             }

@@ -177,6 +177,7 @@ impl Broker {
     /// is copied into it at once.
     fn leave_device(&mut self, part: PartRef, extent: ExtentId) {
         self.usage.residents.remove(part);
+        self.end_unneeded(part);
         planted!(self, SourceKept => if !self.is_extent_wanted(part) { return });
         match self.is_extent_wanted(part) && self.hand_over(part, extent) {
             true => self.on_leaving_resolved(extent),

@@ -10,7 +10,7 @@ use crate::{
     broker::Broker,
     command::Notice,
     error::Refusal,
-    event::{Advice, Kind, PartRef, Tier},
+    event::{Advice, Kind, PartRef, PartSpan, Retention, Tier},
     follow_up::Fact,
     handler::{Start, Started},
     residency::AllocationState,
@@ -28,6 +28,9 @@ impl Broker {
         self.check_owner(session, tenant, id)?;
         let not_found = || Refusal::AllocationNotFound { allocation: id.to_string() };
         let allocation = self.allocations.get(id).ok_or_else(not_found)?;
+        if let Advice::Retain { parts, change } = advice {
+            return self.advise_retention(id, parts, change);
+        }
         let in_place = advice == Advice::SetAccessedBy;
         if allocation.state == AllocationState::Freeing {
             return Err(not_found());
@@ -57,6 +60,35 @@ impl Broker {
         if !in_place {
             // The parts would have to fit on their device together with what else the calls wait for.
             self.refuse_infeasible_pins();
+        }
+        Ok(Started::Done(Outcome::Advised(id)))
+    }
+
+    /// Changes which parts of the owner's tenant leave a device first. Parts that are leaving already go on.
+    fn advise_retention(&mut self, id: AllocationId, parts: Option<PartSpan>, change: Retention) -> Start {
+        let not_found = || Refusal::AllocationNotFound { allocation: id.to_string() };
+        let allocation = self.allocations.get(id).ok_or_else(not_found)?;
+        if allocation.state == AllocationState::Freeing {
+            return Err(not_found());
+        }
+        if allocation.kind != Kind::Movable {
+            return Err(Refusal::KindUnsupported { kind: "advised fixed" });
+        }
+        let part_count = allocation.part_count();
+        let span = parts.unwrap_or_else(|| PartSpan::new(0, part_count));
+        let is_there = |end| end <= part_count && span.count > 0;
+        if !span.first.0.checked_add(span.count).is_some_and(is_there) {
+            let problem = "the allocation has no such parts, or there are none";
+            return Err(Refusal::RequestInvalid { field: "parts", problem });
+        }
+        if let Retention::Importance(Some(101..)) = change {
+            return Err(Refusal::RequestInvalid { field: "importance_percent", problem: "is above 100" });
+        }
+        let tenant = allocation.tenant;
+        planted!(self, AdviceLeaks => span = PartSpan { count: span.count.saturating_add(1), ..span });
+        if self.usage.advice.change((id, tenant), part_count, span, change) {
+            let advice = Advice::Retain { parts, change };
+            self.note_allocation(id, |allocation, tenant| Notice::Advised { allocation, tenant, advice });
         }
         Ok(Started::Done(Outcome::Advised(id)))
     }

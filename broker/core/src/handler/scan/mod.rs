@@ -72,8 +72,8 @@ impl Broker {
             let evicts = !plan.victims.is_empty();
             self.execute(plan, Cause::Demand);
             self.after_moves();
-            // What begins to leave for one waiter is in less doubt than what an earlier waiter counts on. So that one
-            // takes it, and the other needs more. Each repetition evicts a further part.
+            // A part that begins to leave for one waiter is in less doubt than room that an earlier waiter counts on.
+            // So that one takes it, and the other needs more. Each repetition evicts a further part.
             if evicts && self.is_room_in_doubt() {
                 self.follow_ups.push(Fact::EvictedInDoubt);
             }

@@ -4,7 +4,7 @@ use vramd_types::{AllocationId, SessionId};
 
 use crate::{
     broker::Broker,
-    event::{PartRef, Tier},
+    event::{PartRef, PartSpan, Retention, Tier},
     eviction::{Source, Weight},
     line::Footprint,
     residency::{AllocationState, MapState},
@@ -53,10 +53,28 @@ impl Broker {
         }
     }
 
-    /// Forgets what the eviction policy remembers of an allocation that is gone.
+    /// Forgets what the eviction policy remembers of an allocation that is gone, and the advice for it.
     pub(crate) fn forget_uses(&mut self, id: AllocationId) {
+        self.forget_advice(id);
         planted!(self, FreedPartsRemembered => return);
         self.usage.residents.forget(id);
+    }
+
+    fn forget_advice(&mut self, id: AllocationId) {
+        planted!(self, AdviceKept => return);
+        self.usage.advice.forget(id);
+    }
+
+    /// Ends the advice that the part is not needed on its device, once it has left.
+    pub(crate) fn end_unneeded(&mut self, part: PartRef) {
+        planted!(self, UnneededKept => return);
+        if self.usage.advice.of(part).is_unneeded
+            && let Some(allocation) = self.allocations.get(part.allocation)
+        {
+            let (of, span) = ((part.allocation, allocation.tenant), PartSpan { first: part.part, count: 1 });
+            let part_count = allocation.part_count();
+            self.usage.advice.change(of, part_count, span, Retention::Needed(true));
+        }
     }
 
     /// Marks the part dirty: a session has written it, or may have.

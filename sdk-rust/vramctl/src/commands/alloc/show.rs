@@ -103,6 +103,7 @@ fn sheet(allocation: &v1::Allocation) -> String {
         ("unreturned", size_or_dash(allocation.unreturned_bytes)),
         ("digest", text_or_dash(&allocation.digest)),
         ("readers", text_or_dash(&allocation.readers.join(" "))),
+        ("advice", text_or_dash(&advice(allocation))),
     ]);
     let parts = table(
         &[
@@ -127,6 +128,46 @@ fn sheet(allocation: &v1::Allocation) -> String {
         }),
     );
     format!("{facts}\n\n{parts}")
+}
+
+/// Which parts its owner advised to leave earlier or later than others.
+fn advice(allocation: &v1::Allocation) -> String {
+    let spans = allocation.advised_parts.iter().map(|advised| {
+        let span = advised.parts.unwrap_or_default();
+        let last = span.first_index.saturating_add(span.count).saturating_sub(1);
+        let parts = match span.count {
+            1 => format!("part {last}"),
+            _ => format!("parts {} to {last}", span.first_index),
+        };
+        let said = [
+            advised.not_needed.then(|| "not needed".to_owned()),
+            advised.importance_percent.map(|percent| format!("importance {percent}%")),
+            class_name(advised.memory_class()).map(str::to_owned),
+        ];
+        format!("{parts}: {}", said.into_iter().flatten().collect::<Vec<_>>().join(", "))
+    });
+    spans.collect::<Vec<_>>().join("; ")
+}
+
+fn advised_json(advised: &v1::AdvisedParts) -> Value {
+    let span = advised.parts.unwrap_or_default();
+    json!({
+        "first_index": span.first_index,
+        "count": span.count,
+        "not_needed": advised.not_needed,
+        "importance_percent": advised.importance_percent,
+        "memory_class": class_name(advised.memory_class()),
+    })
+}
+
+const fn class_name(class: v1::MemoryClass) -> Option<&'static str> {
+    match class {
+        v1::MemoryClass::Unspecified => None,
+        v1::MemoryClass::Scratch => Some("scratch"),
+        v1::MemoryClass::Weights => Some("weights"),
+        v1::MemoryClass::Activations => Some("activations"),
+        v1::MemoryClass::Cache => Some("cache"),
+    }
 }
 
 /// The part's tier, and the tier that it moves to.
@@ -208,6 +249,7 @@ pub(crate) fn to_json(allocation: &v1::Allocation) -> Value {
         "lifetime": lifetime_name(allocation.lifetime()),
         "discardable": allocation.discardable,
         "accessed_by_device": allocation.accessed_by_device,
+        "advised_parts": allocation.advised_parts.iter().map(advised_json).collect::<Vec<_>>(),
         "size_bytes": allocation.size_bytes,
         "charged_bytes": allocation.charged_bytes,
         "resident_bytes": allocation.resident_bytes,

@@ -194,14 +194,7 @@ fn describe_allocation(event: &v1::AllocationEvent) -> Description {
         AllocationChange::LetGo => {
             ("let_go", format!("{id}: an operator lets {} parts go", event.part_count))
         }
-        AllocationChange::Advised => match event.advice() {
-            v1::Advice::SetAccessedBy => {
-                ("accessed_in_place", format!("{id} is accessed in place by its device"))
-            }
-            v1::Advice::UnsetAccessedBy | v1::Advice::Unspecified => {
-                ("not_accessed_in_place", format!("{id} is no longer accessed in place"))
-            }
-        },
+        AllocationChange::Advised => advised(&id, event.advice()),
         AllocationChange::Freed => ("freed", format!("{id} freed")),
         AllocationChange::Gone => ("gone", format!("{id} gone: none of its bytes is charged any longer")),
     };
@@ -212,6 +205,25 @@ fn describe_allocation(event: &v1::AllocationEvent) -> Description {
         "part_count": nonzero(event.part_count.into()),
     });
     Description { kind: "allocation", change, fields, text }
+}
+
+fn advised(id: &AllocationId, advice: v1::Advice) -> (&'static str, String) {
+    match advice {
+        v1::Advice::SetAccessedBy => {
+            ("accessed_in_place", format!("{id} is accessed in place by its device"))
+        }
+        v1::Advice::UnsetAccessedBy | v1::Advice::Unspecified => {
+            ("not_accessed_in_place", format!("{id} is no longer accessed in place"))
+        }
+        v1::Advice::DoNotNeed => ("not_needed", format!("{id}: parts are not needed on their device")),
+        v1::Advice::Need => ("needed", format!("{id}: parts are needed again")),
+        v1::Advice::SetImportance => ("importance_set", format!("{id}: parts have an importance")),
+        v1::Advice::UnsetImportance => {
+            ("importance_unset", format!("{id}: parts have no importance any more"))
+        }
+        v1::Advice::SetClass => ("class_set", format!("{id}: parts have a memory class")),
+        v1::Advice::UnsetClass => ("class_unset", format!("{id}: parts have no memory class any more")),
+    }
 }
 
 fn describe_device(event: &v1::DeviceEvent) -> Description {

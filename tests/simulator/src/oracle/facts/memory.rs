@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use broker_core::{CallId, Kind, Lifetime, PartRef};
+use broker_core::{CallId, Kind, Lifetime, PartAdvice, PartRef};
 use vramd_types::{ExtentId, SessionId};
 
 use super::Tenant;
@@ -83,6 +83,8 @@ pub(crate) struct AllocationFacts {
     pub(crate) discardable: bool,
     /// Its owner advised that its device accesses it in host memory.
     pub(crate) in_place: bool,
+    /// Its owner's advice on the order in which its parts leave, by index.
+    pub(crate) advice: BTreeMap<u32, PartAdvice>,
     /// It was loaded from a file.
     pub(crate) loaded: bool,
     /// It has no handle pin: its owner is sent only what it pins.

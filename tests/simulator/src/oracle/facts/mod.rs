@@ -165,6 +165,8 @@ pub(crate) struct Facts {
     pub(crate) dropped: BTreeMap<PartRef, (u64, Tier)>,
     /// Parts that sessions still map in host memory although their owner no longer wants them there.
     pub(crate) in_place_to_unmap: BTreeSet<PartRef>,
+    /// Parts of tenants that gave advice which could certainly leave their devices after the last event.
+    pub(crate) advised_leavable: Vec<(PartRef, Tenant, usize)>,
     /// How often each part was dropped.
     pub(crate) drop_counts: BTreeMap<PartRef, u64>,
     /// Parts that operators hold.

@@ -11,7 +11,11 @@ use crate::oracle::{
 
 impl Oracle {
     pub(crate) fn record_advice(&mut self, id: AllocationId, advice: Advice) {
-        let is_set = advice == Advice::SetAccessedBy;
+        let is_set = match advice {
+            Advice::SetAccessedBy => true,
+            Advice::UnsetAccessedBy => false,
+            Advice::Retain { .. } => return,
+        };
         let Some(allocation) = self.facts.allocations.get_mut(&id) else { return };
         let changed = std::mem::replace(&mut allocation.in_place, is_set) != is_set;
         self.expect(IN_PLACE, changed, || {

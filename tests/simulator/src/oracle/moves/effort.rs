@@ -63,6 +63,10 @@ impl Oracle {
                 Cause::WriteBack | Cause::Rebalance | Cause::Operator => {}
             }
         }
+        let leaving: BTreeSet<PartRef> = by_place.values().flatten().map(|victim| victim.part).collect();
+        for victim in by_place.values().flatten().filter(|victim| victim.cause == Cause::Demand) {
+            self.check_advised_order((victim.part, victim.tenant, victim.place), &leaving);
+        }
         for ((place, for_pressure), victims) in &by_place {
             // A waiter may have the extent of a part that pressure evicted after room was planned.
             let is_handed_over =

@@ -1,5 +1,6 @@
 //! Where parts lie, how they move, and what they have below their devices.
 
+mod advised;
 mod backings;
 mod content;
 mod copies;

@@ -115,8 +115,12 @@ impl Oracle {
                 *id == view.id && self.check_seal_reply(view, broker)
             }
             (ClientRequest::Advise(id, advice), Reply::Advised(view)) => {
-                let is_set = *advice == Advice::SetAccessedBy;
-                let holds = !self.step.repeat.is_new() || view.accessed_by_device == is_set;
+                let holds = !self.step.repeat.is_new()
+                    || match advice {
+                        Advice::SetAccessedBy => view.accessed_by_device,
+                        Advice::UnsetAccessedBy => !view.accessed_by_device,
+                        Advice::Retain { .. } => self.is_advice_shown(view),
+                    };
                 *id == view.id && holds
             }
             (ClientRequest::CancelBatch(_), Reply::WaitCancelled) => true,
@@ -187,6 +191,7 @@ impl Oracle {
             size: view.size.get(),
             uninitialized: spec.uninitialized,
             in_place: false,
+            advice: Default::default(),
             discardable: spec.discardable,
             loaded: false,
             unpinned: spec.unpinned,

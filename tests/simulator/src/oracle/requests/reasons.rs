@@ -50,6 +50,7 @@ pub(crate) fn possible_reasons(asked: &Asked) -> &'static [Reason] {
                 R::AllocationNotFound,
                 R::NotOwner,
                 R::KindUnsupported,
+                R::RequestInvalid,
             ],
             ClientRequest::Load { .. } => &[
                 R::SessionMissing,
