@@ -74,6 +74,8 @@ struct Step {
     ordered_count: usize,
     created_count: usize,
     changed_accounts: Vec<(facts::Tenant, usize)>,
+    /// A device whose driver ran out of memory, until the core reports it.
+    ran_out: Option<usize>,
     /// Parts with a handle pin of a batch that is being ordered, with tenant, device and size. Their backing
     /// is reserved once the whole batch is ordered.
     to_back: Vec<(broker_core::PartRef, (facts::Tenant, usize, u64))>,
@@ -341,7 +343,8 @@ impl Oracle {
             Command::Notice(Notice::InvariantBroken { invariant, detail }) => {
                 self.violations.push(Violation { invariant, detail: detail.clone() });
             }
-            Command::Survey { device, .. } => self.facts.places[usize::from(device.0)].surveying = true,
+            Command::Notice(Notice::CreateFailed { .. }) => self.step.ran_out = None,
+            Command::Survey { device, .. } => self.record_survey(usize::from(device.0)),
             Command::ReleaseNow { .. } | Command::ClearWritten { .. } | Command::Notice(_) => {}
         }
     }

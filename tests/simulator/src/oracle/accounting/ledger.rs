@@ -80,7 +80,16 @@ impl Oracle {
             facts.available_max = Some(facts.available_max.map_or(max, |before| before.min(max)));
             facts.survey_outdated = facts.surveying;
             facts.surveys_left = SURVEYS;
+            self.step.ran_out = Some(place);
         }
+    }
+
+    /// A survey begins. One that a timer ordered before the core took a failure of the same event is too early
+    /// to show which process has the memory.
+    pub(crate) fn record_survey(&mut self, place: usize) {
+        let facts = &mut self.facts.places[place];
+        facts.surveying = true;
+        facts.survey_outdated |= self.step.ran_out == Some(place);
     }
 
     /// Compares one account, after an event changed it.
