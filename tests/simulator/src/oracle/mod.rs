@@ -107,6 +107,8 @@ struct Step {
     retried: std::collections::BTreeSet<facts::Tenant>,
     /// Parts that began to move to their device.
     fetched: Vec<broker_core::PartRef>,
+    /// Parts that an operator had fetched and that arrived.
+    arrived_for_operator: Vec<broker_core::PartRef>,
     /// Packets of descriptors, while sessions wait for budget.
     packets: Vec<mappings::turns::Packet>,
     /// A part began to move, or was asked to be unmapped for that.
@@ -296,6 +298,9 @@ impl Oracle {
                 }
                 if *tier != Tier::Device && !self.is_moving_below(*part, *tier) {
                     self.step.left_device.push(*part);
+                }
+                if (*tier, *cause) == (Tier::Device, Cause::Operator) {
+                    self.step.arrived_for_operator.push(*part);
                 }
                 self.record_move(*part, *tier);
             }

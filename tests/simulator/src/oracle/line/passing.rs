@@ -73,7 +73,7 @@ impl Oracle {
         started
     }
 
-    fn needs_of_part(&self, part: PartRef) -> Option<WaiterNeeds> {
+    pub(crate) fn needs_of_part(&self, part: PartRef) -> Option<WaiterNeeds> {
         let allocation = self.facts.allocations.get(&part.allocation)?;
         let bytes = [(allocation.device, self.size_of(part)?)].into();
         let (tenant, key) = (allocation.tenant, (None, None));

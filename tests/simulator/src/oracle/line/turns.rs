@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use broker_core::{Broker, PartRef, Tier, WaitView};
+use broker_core::{Broker, Cause, PartRef, Tier, WaitView};
 use vramd_types::WaitId;
 
 use super::{
@@ -76,7 +76,36 @@ impl Oracle {
         // Waiters that passed took the room that was there for it.
         let needs = self.facts.needs.get(&wait.id);
         !(self.facts.helped.contains(&id)
-            && needs.is_some_and(|needs| self.is_helped(needs, broker, &self.step.taken)))
+            && needs.is_some_and(|needs| self.is_helped(needs, broker, &self.taken_behind(needs, broker))))
+    }
+
+    /// Bytes that requests behind a waiter took in this event, by tenant and device. An operator's fetch is not in the
+    /// line, and a part of an earlier call may have entered the line before the waiter. The room that these took is no
+    /// longer there for the waiter, so it may let others pass.
+    fn taken_behind(&self, needs: &WaiterNeeds, broker: &Broker) -> BTreeMap<(Tenant, usize), u64> {
+        let mut taken = self.step.taken.clone();
+        let (moves, arrived) = (broker.moves(), self.arrival_of(needs));
+        let by_operator = |part: &PartRef| {
+            let is_moved = moves.iter().any(|it| it.part == *part && it.cause == Cause::Operator);
+            is_moved || self.step.arrived_for_operator.contains(part)
+        };
+        let is_before = |part: &PartRef| arrived.is_some_and(|arrived| self.wanted_since(*part) < arrived);
+        for part in self.step.fetched.iter().filter(|part| by_operator(part) || is_before(part)) {
+            let Some(fetched) = self.needs_of_part(*part) else { continue };
+            for (device, bytes) in fetched.bytes {
+                let taken = taken.entry((fetched.tenant, device)).or_default();
+                *taken = taken.saturating_sub(bytes);
+            }
+        }
+        taken
+    }
+
+    /// Number of the event in which the waiter's request arrived.
+    fn arrival_of(&self, needs: &WaiterNeeds) -> Option<u64> {
+        match (needs.part, needs.call) {
+            (Some(part), _) => self.facts.part_waiters.get(&part).copied(),
+            (None, call) => Some(self.facts.calls.get(&call?)?.arrived),
+        }
     }
 
     /// Whether it is the waiter's turn to let others pass, and this tenant is its own: what a tenant has cached is no
