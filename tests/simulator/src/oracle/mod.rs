@@ -115,6 +115,8 @@ struct Step {
     began_to_move: bool,
     /// Parts that began to leave and have left.
     left_at_once: Vec<moves::effort::Victim>,
+    /// Parts that were to leave for a waiter and could not begin to, since too many extents exist.
+    refused_victims: Vec<broker_core::PartRef>,
     /// Parts that left their device in this event.
     left_device: Vec<broker_core::PartRef>,
     /// Extents that the driver was told to release.
@@ -327,8 +329,13 @@ impl Oracle {
             Command::Notice(
                 notice @ (Notice::MoveStopped { part, tier, .. } | Notice::MoveFailed { part, tier, .. }),
             ) => {
-                if *tier != Tier::Device && matches!(notice, Notice::MoveFailed { .. }) {
+                if let Notice::MoveFailed { cause, began, .. } = notice
+                    && *tier != Tier::Device
+                {
                     self.facts.failed_parts.insert(*part);
+                    if *cause == Cause::Demand && *began == self.facts.now {
+                        self.step.refused_victims.push(*part);
+                    }
                 }
                 self.record_stay(*part, *tier);
             }
@@ -350,7 +357,8 @@ impl Oracle {
             }
             Command::Notice(Notice::CreateFailed { .. }) => self.step.ran_out = None,
             Command::Survey { device, .. } => self.record_survey(usize::from(device.0)),
-            Command::ReleaseNow { .. } | Command::ClearWritten { .. } | Command::Notice(_) => {}
+            Command::ClearWritten { part, .. } => _ = self.facts.words_checked.insert(*part),
+            Command::ReleaseNow { .. } | Command::Notice(_) => {}
         }
     }
 

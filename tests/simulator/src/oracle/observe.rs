@@ -247,6 +247,7 @@ impl Oracle {
                 self.step.words_revoked = Some(*part).filter(|_| *outcome == WordsOutcome::Revoked);
             }
             Completion::WrittenCleared { part, cleared } => {
+                self.facts.words_checked.remove(part);
                 self.step.cleared_word = Some(*part).filter(|_| *cleared);
             }
             Completion::Surveyed { device, unbrokered, contexts, host_missing } => {

@@ -159,6 +159,8 @@ pub(crate) struct Facts {
     pub(crate) backings: BTreeMap<PartRef, BackingFacts>,
     /// Parts on their device that have no backing for want of bytes: tenant, device, size.
     pub(crate) missing_backing: BTreeMap<PartRef, (Tenant, usize, u64)>,
+    /// Parts that are to be written back once the driver has cleared WRITTEN in a pin word.
+    pub(crate) words_checked: BTreeSet<PartRef>,
     /// Parts that are leaving their devices, or are about to.
     pub(crate) departing: BTreeSet<PartRef>,
     /// Dropped parts, with their size and the tier that the core shows for them.

@@ -2,7 +2,7 @@
 //! when one begins, and later writes must be reported by the mappers.
 
 use broker_core::{
-    Broker, Cause, PartMove, PartRef,
+    Broker, Cause, PartMove, PartRef, Tier,
     invariants::{CALLS, COPIES},
 };
 use vramd_types::{AllocationId, ExtentId, PartIndex};
@@ -94,13 +94,15 @@ impl Oracle {
     }
 
     /// Records the departure of parts that leave without a further report: no session maps them, and their
-    /// copy is already made.
+    /// copy is already made, or waits for the pin word that their write-back checks.
     pub(crate) fn record_departures_after_write_back(&mut self, broker: &Broker) {
-        if self.facts.write_backs.is_empty() {
+        if self.facts.write_backs.is_empty() && self.facts.words_checked.is_empty() {
             return;
         }
         for moving in broker.moves().into_iter().filter(|it| it.cause != Cause::WriteBack) {
-            let waits = self.facts.write_backs.contains_key(&moving.extent);
+            let is_checked = self.facts.words_checked.contains(&moving.part);
+            let is_new = moving.since == self.facts.now && moving.to != Tier::Device;
+            let waits = self.facts.write_backs.contains_key(&moving.extent) || (is_checked && is_new);
             if waits && !self.facts.departing.contains(&moving.part) {
                 self.record_departure(moving.part, true, broker);
             }

@@ -133,8 +133,12 @@ impl Oracle {
         let free = free.into_iter().filter(|(_, tenant)| self.quota_now(*tenant, device).0 == 0);
         let is_asked = |session: &SessionFacts| {
             let told = |(phase, _): &(MapPhase, _)| matches!(phase, MapPhase::Evicting | MapPhase::Revoking);
-            let is_pending = |part: &PartRef| self.facts.words_pending.contains(part);
-            session.mappings.values().any(told) || session.mappings.keys().any(is_pending)
+            // Where too many extents exist, a victim may stay after all. Its session is asked by a later plan, once
+            // a further extent can exist.
+            let is_chosen = |part: &PartRef| {
+                self.facts.words_pending.contains(part) || self.step.refused_victims.contains(part)
+            };
+            session.mappings.values().any(told) || session.mappings.keys().any(is_chosen)
         };
         let mut pairs = free.flat_map(|(part, _)| {
             let mappers = self.facts.sessions.iter().filter(move |(_, it)| it.mappings.contains_key(&part));
