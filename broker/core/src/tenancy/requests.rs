@@ -208,6 +208,22 @@ impl RequestLog {
         }
     }
 
+    /// Records how an operation ended. If it took so long that it was forgotten, its id may name a later request by
+    /// now, whose entry stays.
+    pub(crate) fn record_end(
+        &mut self,
+        op: OpId,
+        method: Method,
+        key: Option<RequestKey>,
+        outcome: Option<Outcome>,
+    ) {
+        let entry = key.and_then(|key| self.find((method, key.id)));
+        let is_own = |entry: &Entry| matches!(entry.progress, Some(Progress::Running(of)) if of == op);
+        if entry.is_none_or(is_own) {
+            self.record_outcome(method, key, outcome);
+        }
+    }
+
     fn put(&mut self, method: Method, key: Option<RequestKey>, progress: Progress) {
         let Some(RequestKey { id, fingerprint }) = key else { return };
         let name = (method, id);
@@ -358,6 +374,25 @@ mod tests {
         // The last two took a position while they ran.
         let last: Vec<_> = (0..6000).filter(|id| id % 3 == 0).skip(2001 - REQUESTS_REMEMBERED).collect();
         assert_eq!(found, last);
+    }
+
+    #[test]
+    fn forgotten_request_leaves_the_entry_of_its_repetition() {
+        let mut log = RequestLog::default();
+        let (first, second) = (op(), OpId::after(1));
+        log.record_start(Method::Seal, key(0, 1), first);
+        for id in 1..=1024 {
+            log.record_outcome(Method::Drain, key(id, 1), Some(Outcome::Drained));
+        }
+        assert!(matches!(log.recall(Method::Seal, key(0, 2)), Recall::New));
+        log.record_start(Method::Seal, key(0, 2), second);
+        for outcome in [None, Some(Outcome::Drained)] {
+            log.record_end(first, Method::Seal, key(0, 1), outcome);
+            assert!(matches!(log.recall(Method::Seal, key(0, 2)), Recall::Running(op) if op == second));
+        }
+        log.record_end(second, Method::Seal, key(0, 2), Some(Outcome::Drained));
+        log.record_end(first, Method::Seal, key(0, 1), None);
+        assert!(matches!(log.recall(Method::Seal, key(0, 2)), Recall::Done(Outcome::Drained)));
     }
 
     #[test]

@@ -38,18 +38,23 @@ impl Broker {
                 Err(refusal) => self.push_command(Command::Reply { call, outcome: Err(refusal.clone()) }),
             }
         }
-        self.remember(op.requester, op.method, op.key, result.ok());
+        self.remember(op.requester, op.method, op.key, Some(id), result.ok());
     }
 
+    /// Remembers the outcome of a request. `op` is its operation, if it did not end in its first step.
     pub(crate) fn remember(
         &mut self,
         requester: Requester,
         method: Method,
         key: Option<RequestKey>,
+        op: Option<OpId>,
         outcome: Option<Outcome>,
     ) {
         planted!(self, RequestIdForgotten => return);
-        self.change_request_log(requester, |log| log.record_outcome(method, key, outcome));
+        self.change_request_log(requester, |log| match op {
+            Some(op) => log.record_end(op, method, key, outcome),
+            None => log.record_outcome(method, key, outcome),
+        });
         planted!(self, RequestsHalved => self.forget_requests_beyond(requester, 512));
         planted!(self, RequestsShort => self.forget_requests_beyond(requester, 1023));
     }

@@ -137,7 +137,7 @@ impl Broker {
             Err(refusal) => self.refuse(call, requester, method, refusal),
             Ok(Started::Done(outcome)) => {
                 self.answer(call, requester, &outcome);
-                self.remember(requester, method, key, Some(outcome));
+                self.remember(requester, method, key, None, Some(outcome));
             }
             Ok(Started::Waiting(kind)) => {
                 self.change_request_log(requester, |log| log.record_start(method, key, id));

@@ -28,6 +28,8 @@ type RequestName = (Requester, u8, [u8; 16]);
 #[derive(Debug)]
 struct Entry {
     fingerprint: [u8; 16],
+    /// Number of the event in which it arrived.
+    since: u64,
     /// The answer; `None` while it is under way.
     done: Option<String>,
 }
@@ -66,7 +68,7 @@ impl Repeats {
                 false => (SET_QUOTA, format!("QuotaSet {} {}", row.tenant, row.device)),
             };
             let requester = Requester::Operator(row.uid);
-            let entry = Entry { fingerprint: row.fingerprint, done: Some(done) };
+            let entry = Entry { fingerprint: row.fingerprint, since: 0, done: Some(done) };
             self.insert((requester, method, row.id), entry);
             self.forget_oldest(requester);
         }
@@ -166,7 +168,7 @@ impl Oracle {
         let (name, fingerprint) = request_name(call)?;
         self.step.repeat = match self.repeats.entries.get(&name) {
             None => {
-                self.repeats.insert(name, Entry { fingerprint, done: None });
+                self.repeats.insert(name, Entry { fingerprint, since: call.arrived, done: None });
                 Expected::New
             }
             Some(entry) if entry.fingerprint != fingerprint => Expected::Reused,
@@ -186,11 +188,14 @@ impl Oracle {
         }
         if let (Ok(reply), None) = (outcome, self.repeats.entries.get(&name)) {
             // It took so long that it was forgotten meanwhile, and is remembered anew.
-            self.repeats.insert(name, Entry { fingerprint, done: Some(summary(reply)) });
+            let done = Some(summary(reply));
+            self.repeats.insert(name, Entry { fingerprint, since: call.arrived, done });
             return self.repeats.forget_oldest(name.0);
         }
         let entry = self.repeats.entries.get_mut(&name);
-        let Some(entry) = entry.filter(|entry| entry.fingerprint == fingerprint) else { return };
+        // The id may have been given to a later request once this one was forgotten.
+        let entry = entry.filter(|entry| entry.fingerprint == fingerprint && entry.since <= call.arrived);
+        let Some(entry) = entry else { return };
         match (outcome, &entry.done) {
             (Ok(reply), None) => entry.done = Some(summary(reply)),
             (Ok(reply), Some(first)) => {
