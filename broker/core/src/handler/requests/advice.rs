@@ -28,16 +28,23 @@ impl Broker {
         self.check_owner(session, tenant, id)?;
         let not_found = || Refusal::AllocationNotFound { allocation: id.to_string() };
         let allocation = self.allocations.get(id).ok_or_else(not_found)?;
-        if let Advice::Retain { parts, change } = advice {
-            return self.advise_retention(id, parts, change);
-        }
-        let in_place = advice == Advice::SetAccessedBy;
         if allocation.state == AllocationState::Freeing {
             return Err(not_found());
         }
         if allocation.kind != Kind::Movable {
             return Err(Refusal::KindUnsupported { kind: "advised fixed" });
         }
+        match advice {
+            Advice::SetAccessedBy => self.advise_access(id, advice, true),
+            Advice::UnsetAccessedBy => self.advise_access(id, advice, false),
+            Advice::Retain { parts, change } => self.advise_retention(id, parts, change),
+        }
+    }
+
+    /// Has parts in host memory mapped where they lie, or no longer.
+    fn advise_access(&mut self, id: AllocationId, advice: Advice, in_place: bool) -> Start {
+        let not_found = || Refusal::AllocationNotFound { allocation: id.to_string() };
+        let allocation = self.allocations.get(id).ok_or_else(not_found)?;
         // It would be dropped before it lay anywhere else.
         if allocation.discardable {
             return Err(Refusal::KindUnsupported { kind: "advised discardable" });
@@ -68,12 +75,6 @@ impl Broker {
     fn advise_retention(&mut self, id: AllocationId, parts: Option<PartSpan>, change: Retention) -> Start {
         let not_found = || Refusal::AllocationNotFound { allocation: id.to_string() };
         let allocation = self.allocations.get(id).ok_or_else(not_found)?;
-        if allocation.state == AllocationState::Freeing {
-            return Err(not_found());
-        }
-        if allocation.kind != Kind::Movable {
-            return Err(Refusal::KindUnsupported { kind: "advised fixed" });
-        }
         let part_count = allocation.part_count();
         let span = parts.unwrap_or_else(|| PartSpan::new(0, part_count));
         let is_there = |end| end <= part_count && span.count > 0;
