@@ -7,7 +7,7 @@ use pyo3::{
     prelude::*,
     types::{PyRange, PyRangeMethods as _},
 };
-use vramd_client::{Advice, AllocationId, Bytes, MemoryClass, Reason, Target};
+use vramd_client::{AccessPattern, Advice, AllocationId, Bytes, MemoryClass, Preset, Reason, Target, Tier};
 use vramd_types::Quantity;
 
 use crate::error::Fault;
@@ -129,32 +129,132 @@ pub(crate) fn is_persistent(lifetime: &str) -> PyResult<bool> {
     }
 }
 
-/// The advice that a text names.
-pub(crate) fn advice(advice: &str, importance_percent: Option<u8>, class: Option<&str>) -> PyResult<Advice> {
-    let wrong = |message: String| Err(PyValueError::new_err(message));
-    let found = match (advice, importance_percent, class) {
-        ("set_importance", Some(percent), None) => return Ok(Advice::SetImportance(percent)),
-        ("set_importance", ..) => {
-            return wrong("set_importance takes importance_percent and nothing else".into());
+/// The values that go with advice, each with one kind of it.
+#[derive(Default)]
+pub(crate) struct AdviceValues<'a> {
+    pub(crate) importance_percent: Option<u8>,
+    pub(crate) memory_class: Option<&'a str>,
+    pub(crate) needed_within: Option<f64>,
+    pub(crate) location: Option<&'a str>,
+    pub(crate) pattern: Option<&'a str>,
+    pub(crate) preset: Option<&'a str>,
+}
+
+/// The advice that a text names, or a preset.
+pub(crate) fn advice(advice: Option<&str>, values: &AdviceValues<'_>) -> PyResult<Advice> {
+    let takes = advice_value(advice)?;
+    let given = [
+        ("importance_percent", values.importance_percent.is_some()),
+        ("memory_class", values.memory_class.is_some()),
+        ("needed_within", values.needed_within.is_some()),
+        ("location", values.location.is_some()),
+        ("pattern", values.pattern.is_some()),
+        ("preset", values.preset.is_some()),
+    ];
+    let advice = advice.unwrap_or("preset");
+    for (name, is_given) in given {
+        if is_given != (takes == Some(name)) {
+            let takes =
+                takes.map_or_else(|| "no value".to_owned(), |name| format!("{name} and no other value"));
+            return Err(PyValueError::new_err(format!(
+                "`{advice}` takes {takes}: {name} is wrong or missing"
+            )));
         }
-        ("set_class", None, Some(class)) => return Ok(Advice::SetClass(memory_class(class)?)),
-        ("set_class", ..) => return wrong("set_class takes memory_class and nothing else".into()),
-        ("set_accessed_by", ..) => Advice::SetAccessedBy,
-        ("unset_accessed_by", ..) => Advice::UnsetAccessedBy,
-        ("do_not_need", ..) => Advice::DoNotNeed,
-        ("need", ..) => Advice::Need,
-        ("unset_importance", ..) => Advice::UnsetImportance,
-        ("unset_class", ..) => Advice::UnsetClass,
-        (other, ..) => {
-            return wrong(format!(
-                "advice is `do_not_need`, `need`, or `set_` or `unset_` with `accessed_by`, `importance` or `class`, \
-                 not `{other}`"
-            ));
+    }
+    if let Some(percent) = values.importance_percent {
+        return Ok(Advice::SetImportance(percent));
+    }
+    if let Some(class) = values.memory_class {
+        return Ok(Advice::SetClass(memory_class(class)?));
+    }
+    if let Some(seconds) = values.needed_within {
+        let within = Duration::try_from_secs_f64(seconds).map_err(|_| {
+            PyValueError::new_err(format!("needed_within is a time in seconds, not {seconds}"))
+        })?;
+        return Ok(Advice::WillNeed(within));
+    }
+    if let Some(tier) = values.location {
+        return Ok(Advice::SetLocation(location(tier)?));
+    }
+    if let Some(name) = values.pattern {
+        return Ok(Advice::SetPattern(pattern(name)?));
+    }
+    if let Some(name) = values.preset {
+        return Ok(Advice::Preset(preset(name)?));
+    }
+    Ok(match advice {
+        "set_accessed_by" => Advice::SetAccessedBy,
+        "unset_accessed_by" => Advice::UnsetAccessedBy,
+        "do_not_need" => Advice::DoNotNeed,
+        "need" => Advice::Need,
+        "unset_importance" => Advice::UnsetImportance,
+        "unset_class" => Advice::UnsetClass,
+        "unset_location" => Advice::UnsetLocation,
+        "set_read_mostly" => Advice::SetReadMostly,
+        "unset_read_mostly" => Advice::UnsetReadMostly,
+        _ => Advice::UnsetPattern,
+    })
+}
+
+/// The argument that has the value of such advice, if it takes one.
+fn advice_value(advice: Option<&str>) -> PyResult<Option<&'static str>> {
+    Ok(match advice {
+        None => Some("preset"),
+        Some("set_importance") => Some("importance_percent"),
+        Some("set_class") => Some("memory_class"),
+        Some("will_need") => Some("needed_within"),
+        Some("set_location") => Some("location"),
+        Some("set_pattern") => Some("pattern"),
+        Some(
+            "set_accessed_by" | "unset_accessed_by" | "do_not_need" | "need" | "unset_importance"
+            | "unset_class" | "unset_location" | "set_read_mostly" | "unset_read_mostly" | "unset_pattern",
+        ) => None,
+        Some(other) => {
+            return Err(PyValueError::new_err(format!(
+                "advice is `do_not_need`, `need`, `will_need`, or `set_` or `unset_` with `accessed_by`, `importance`, \
+                 `class`, `location`, `read_mostly` or `pattern`, not `{other}`"
+            )));
         }
-    };
-    match (importance_percent, class) {
-        (None, None) => Ok(found),
-        _ => wrong(format!("`{advice}` takes neither importance_percent nor memory_class")),
+    })
+}
+
+fn location(tier: &str) -> PyResult<Tier> {
+    match tier {
+        "device" => Ok(Tier::Device),
+        "host" => Ok(Tier::Host),
+        "disk" => Ok(Tier::Disk),
+        other => Err(PyValueError::new_err(format!("location is `device`, `host` or `disk`, not `{other}`"))),
+    }
+}
+
+fn pattern(pattern: &str) -> PyResult<AccessPattern> {
+    match pattern {
+        "sequential" => Ok(AccessPattern::Sequential),
+        "strided" => Ok(AccessPattern::Strided),
+        "window" => Ok(AccessPattern::Window),
+        "loop" => Ok(AccessPattern::Loop),
+        "random" => Ok(AccessPattern::Random),
+        "sparse" => Ok(AccessPattern::Sparse),
+        other => {
+            let message = format!(
+                "pattern is `sequential`, `strided`, `window`, `loop`, `random` or `sparse`, not `{other}`"
+            );
+            Err(PyValueError::new_err(message))
+        }
+    }
+}
+
+fn preset(preset: &str) -> PyResult<Preset> {
+    match preset {
+        "weights" => Ok(Preset::Weights),
+        "kv_cache" => Ok(Preset::KvCache),
+        "activations" => Ok(Preset::Activations),
+        "staging" => Ok(Preset::Staging),
+        other => {
+            let message =
+                format!("preset is `weights`, `kv_cache`, `activations` or `staging`, not `{other}`");
+            Err(PyValueError::new_err(message))
+        }
     }
 }
 

@@ -1,7 +1,9 @@
 //! Descriptions of allocations, devices and pressure, from the daemon's messages.
 
 use pyo3::prelude::*;
-use vramd_client::{AllocationKind, AllocationState, Lifetime, PressureLevel, Tier};
+use vramd_client::{
+    AccessPattern, AllocationKind, AllocationState, Lifetime, MemoryClass, PressureLevel, Tier,
+};
 
 /// One allocation as its tenant sees it.
 #[pyclass(frozen, get_all, module = "vramd")]
@@ -15,6 +17,7 @@ pub(crate) struct AllocationInfo {
     lifetime: &'static str,
     state: &'static str,
     accessed_by_device: bool,
+    advised_parts: Vec<AdvisedParts>,
     size: u64,
     charged: u64,
     resident: u64,
@@ -56,6 +59,7 @@ impl From<&vramd_client::AllocationInfo> for AllocationInfo {
             },
             state: state(info.state),
             accessed_by_device: info.accessed_by_device,
+            advised_parts: info.advised_parts.iter().map(Into::into).collect(),
             size: info.size.get(),
             charged: info.charged.get(),
             resident: info.resident.get(),
@@ -67,6 +71,60 @@ impl From<&vramd_client::AllocationInfo> for AllocationInfo {
             readers: info.readers.clone(),
             owner_session: info.owner_session.map(vramd_client::SessionId::get),
             mapper_count: info.mapper_count,
+        }
+    }
+}
+
+/// The advice that stands for parts in a row.
+#[pyclass(frozen, get_all, module = "vramd")]
+#[derive(Clone, Debug)]
+pub(crate) struct AdvisedParts {
+    first: u32,
+    count: u32,
+    not_needed: bool,
+    needed_within: Option<f64>,
+    importance_percent: Option<u8>,
+    memory_class: Option<&'static str>,
+    location: Option<&'static str>,
+    read_mostly: bool,
+    pattern: Option<&'static str>,
+}
+
+#[pymethods]
+impl AdvisedParts {
+    fn __repr__(&self) -> String {
+        format!(
+            "<vramd.AdvisedParts {} to {}>",
+            self.first,
+            self.first.saturating_add(self.count).saturating_sub(1)
+        )
+    }
+}
+
+impl From<&vramd_client::AdvisedParts> for AdvisedParts {
+    fn from(advised: &vramd_client::AdvisedParts) -> Self {
+        Self {
+            first: advised.parts.start,
+            count: advised.parts.end.saturating_sub(advised.parts.start),
+            not_needed: advised.not_needed,
+            needed_within: advised.needed_within.map(|within| within.as_secs_f64()),
+            importance_percent: advised.importance_percent,
+            memory_class: advised.class.map(|class| match class {
+                MemoryClass::Scratch => "scratch",
+                MemoryClass::Weights => "weights",
+                MemoryClass::Activations => "activations",
+                MemoryClass::Cache => "cache",
+            }),
+            location: advised.location.map(tier),
+            read_mostly: advised.read_mostly,
+            pattern: advised.pattern.map(|pattern| match pattern {
+                AccessPattern::Sequential => "sequential",
+                AccessPattern::Strided => "strided",
+                AccessPattern::Window => "window",
+                AccessPattern::Loop => "loop",
+                AccessPattern::Random => "random",
+                AccessPattern::Sparse => "sparse",
+            }),
         }
     }
 }

@@ -42,6 +42,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<tensor::Tensor>()?;
     module.add_class::<pin::Pin>()?;
     module.add_class::<pin_set::PinSet>()?;
+    module.add_class::<info::AdvisedParts>()?;
     module.add_class::<info::AllocationInfo>()?;
     module.add_class::<info::Device>()?;
     module.add_class::<info::Released>()?;

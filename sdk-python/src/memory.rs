@@ -95,16 +95,30 @@ impl Memory {
         Ok(self.shared.write(py, Handle::unpin)?)
     }
 
-    #[pyo3(signature = (advice, *, parts = None, importance_percent = None, memory_class = None))]
+    #[pyo3(signature = (advice = None, *, parts = None, importance_percent = None, memory_class = None,
+                        needed_within = None, location = None, pattern = None, preset = None))]
+    #[allow(clippy::too_many_arguments, reason = "they are keyword arguments in Python")]
     fn advise(
         &self,
         py: Python<'_>,
-        advice: &str,
+        advice: Option<&str>,
         parts: Option<Parts>,
         importance_percent: Option<u8>,
         memory_class: Option<&str>,
+        needed_within: Option<f64>,
+        location: Option<&str>,
+        pattern: Option<&str>,
+        preset: Option<&str>,
     ) -> PyResult<()> {
-        let advice = arguments::advice(advice, importance_percent, memory_class)?;
+        let values = arguments::AdviceValues {
+            importance_percent,
+            memory_class,
+            needed_within,
+            location,
+            pattern,
+            preset,
+        };
+        let advice = arguments::advice(advice, &values)?;
         let parts = parts.map(|parts| parts.0);
         Ok(self.shared.read(py, |handle| handle.advise(parts, advice))?)
     }

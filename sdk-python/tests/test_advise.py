@@ -113,10 +113,44 @@ def test_order_of_leaving_is_advised(small: Daemon) -> None:
             {"advice": "set_importance"},
             {"advice": "set_class", "memory_class": "kv"},
             {"advice": "need", "memory_class": "cache"},
+            {},
+            {"advice": "will_need"},
+            {"advice": "will_need", "needed_within": float("nan")},
+            {"advice": "set_location", "location": "tape"},
+            {"advice": "set_pattern", "pattern": "loop", "preset": "weights"},
+            {"preset": "kv"},
         ]
         for arguments in wrong:
-            with pytest.raises(ValueError, match=r"importance_percent|memory_class"):
+            with pytest.raises(ValueError, match=r"importance|class|needed_within|location|preset"):
                 memory.advise(**arguments)  # type: ignore[arg-type]
+        memory.free()
+
+
+def test_advice_that_stands_is_described(small: Daemon) -> None:
+    with small.connect() as client:
+        memory = client.allocate("8MiB", part_size="2MiB", unpinned=True)
+        assert client.describe(memory.id).advised_parts == []
+        memory.advise(preset="staging", parts=range(1, 3))
+        memory.advise("will_need", needed_within=3600, parts=range(1, 3))
+        (told,) = client.describe(memory.id).advised_parts
+        assert isinstance(told, vramd.AdvisedParts)
+        assert (told.first, told.count, told.memory_class, told.location) == (1, 2, "scratch", "host")
+        assert (told.pattern, told.read_mostly, told.not_needed) == ("sequential", False, False)
+        assert told.importance_percent is None
+        assert told.needed_within is not None and 0 < told.needed_within <= 3600
+        with pytest.raises(vramd.FailedPrecondition) as refused:
+            memory.advise("set_read_mostly")
+        assert refused.value.reason == "ADVICE_CONTRADICTS"
+        with pytest.raises(vramd.Unsupported):
+            memory.advise("set_location", location="disk")
+        memory.advise(preset="kv_cache", parts=range(1, 3))
+        memory.advise("do_not_need", parts=range(1, 3))
+        (told,) = client.describe(memory.id).advised_parts
+        assert (told.memory_class, told.location, told.pattern) == ("cache", "device", None)
+        assert (told.needed_within, told.not_needed) == (None, True)
+        for end in ("need", "unset_class", "unset_location", "unset_read_mostly", "unset_pattern"):
+            memory.advise(end)
+        assert client.describe(memory.id).advised_parts == []
         memory.free()
 
 

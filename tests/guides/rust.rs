@@ -7,8 +7,8 @@ use std::{
 
 use anyhow::{Result, ensure};
 use vramd_client::{
-    Access, Advice, AllocationInfo, AllocationRequest, Bytes, Client, Error, MemoryClass, PoolConfig, Reason,
-    aio,
+    Access, AccessPattern, Advice, AllocationInfo, AllocationRequest, Bytes, Client, Error, MemoryClass,
+    PoolConfig, Preset, Reason, aio,
 };
 
 fn main() -> Result<()> {
@@ -102,6 +102,9 @@ fn pins() -> Result<()> {
     archive.advise_parts(0..2, Advice::SetImportance(90))?; // these two stay longer
     archive.advise_parts(2..4, Advice::DoNotNeed)?; // these leave before all others, once
     archive.advise(Advice::Need)?;
+    archive.advise(Advice::SetPattern(AccessPattern::Loop))?; // the part that was used last leaves first
+    archive.advise_parts(0..1, Advice::WillNeed(Duration::from_secs(2)))?; // this one leaves last
+    archive.advise(Advice::Preset(Preset::KvCache))?; // class cache, preferred on the device
 
     let scratch = client.allocate(AllocationRequest::new(Bytes::mib(8)).discardable().unpinned())?;
     let pinned = scratch.pin(Access::Write)?;

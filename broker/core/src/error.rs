@@ -212,6 +212,10 @@ pub enum Refusal {
         part: PartIndex,
         problem: String,
     },
+    AdviceContradicts {
+        allocation: AllocationId,
+        problem: &'static str,
+    },
     KindUnsupported {
         kind: &'static str,
     },
@@ -320,6 +324,7 @@ impl Refusal {
             Self::FileInvalid { .. } => Reason::FileInvalid,
             Self::FileMutable { .. } => Reason::FileMutable,
             Self::ContentLost { .. } => Reason::ContentLost,
+            Self::AdviceContradicts { .. } => Reason::AdviceContradicts,
             Self::KindUnsupported { .. } => Reason::KindUnsupported,
             Self::TierUnsupported { .. } => Reason::TierUnsupported,
             Self::InvariantBroken { .. } => Reason::InvariantBroken,
@@ -444,6 +449,9 @@ impl Refusal {
             }
             Self::MapFailed { allocation, problem } => {
                 vec![("allocation", allocation.to_string()), ("problem", problem.clone())]
+            }
+            Self::AdviceContradicts { allocation, problem } => {
+                vec![("allocation", allocation.to_string()), ("problem", (*problem).to_owned())]
             }
             Self::KindUnsupported { kind } => vec![("kind", (*kind).to_owned())],
             Self::TierUnsupported { tier } => vec![("tier", tier.to_string())],
@@ -762,6 +770,12 @@ impl fmt::Display for Refusal {
                 write!(
                     f,
                     "the quota could not be stored and is unchanged: {problem}. Check the file system of the state directory"
+                )
+            }
+            Self::AdviceContradicts { allocation, problem } => {
+                write!(
+                    f,
+                    "the advice contradicts itself or what stands for {allocation}: {problem}. Withdraw the other first"
                 )
             }
             Self::KindUnsupported { kind } => match kind.split_once(' ') {

@@ -238,10 +238,50 @@ impl PartSpan {
 pub enum Retention {
     /// Parts that are not needed leave first, until they have left or are needed.
     Needed(bool),
+    /// The parts are needed about that much later and leave last. This ends with their first use that the daemon sees,
+    /// or after twice that time.
+    NeededWithin(Duration),
     /// In percent. `None` withdraws the advice.
     Importance(Option<u8>),
     /// `None` withdraws the advice.
     Class(Option<MemoryClass>),
+    /// The tier that the parts should lie in. `None` withdraws the advice.
+    Location(Option<Tier>),
+    ReadMostly(bool),
+    /// `None` withdraws the advice.
+    Pattern(Option<Pattern>),
+    /// Sets the class, the location, the pattern and whether the parts are mostly read, all at once.
+    Preset(Preset),
+}
+
+/// How a program goes through the parts of an allocation, in the order of their indices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pattern {
+    /// One after the other.
+    Sequential,
+    /// One after the other, with gaps.
+    Strided,
+    /// Some parts in a row at a time, which move on.
+    Window,
+    /// One after the other, again and again.
+    Loop,
+    /// In no order.
+    Random,
+    /// Few of them, in no order.
+    Sparse,
+}
+
+/// Advice for a common use of memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Preset {
+    /// Class weights, read mostly.
+    Weights,
+    /// Class cache, preferred on the device.
+    KvCache,
+    /// Class activations.
+    Activations,
+    /// Class scratch, preferred in the host, sequential.
+    Staging,
 }
 
 /// The use of memory, in the order in which it leaves among parts of the same importance. Memory of no class comes

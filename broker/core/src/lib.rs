@@ -66,10 +66,10 @@ pub use error::{FullBecause, Refusal};
 pub use event::{
     Advice, AllocationSpec, CallId, ChannelId, ClientFrame, ClientRequest, Completion, CreateError,
     DeviceSelector, DigestError, Event, FileId, FileSpan, Hello, Kind, Lifetime, MemoryClass,
-    OperatorRequest, PartRef, PartSpan, PartUse, Peer, ProcessStays, RequestKey, Retention, Slot, Target,
-    Tier, UnmappedPart, WordsOutcome,
+    OperatorRequest, PartRef, PartSpan, PartUse, Pattern, Peer, Preset, ProcessStays, RequestKey, Retention,
+    Slot, Target, Tier, UnmappedPart, WordsOutcome,
 };
-pub use eviction::{EvictionPolicy, PartAdvice, Residents, Source, UnknownPolicy, Weight};
+pub use eviction::{EvictionPolicy, PartAdvice, PartNeed, Residents, Source, UnknownPolicy, Weight};
 #[cfg(feature = "observed")]
 pub use forced::Forced;
 pub use limits::Limits;

@@ -41,6 +41,9 @@ pub const BACKINGS_PER_EVENT: usize = 512;
 /// How many parts one scan for cold parts visits.
 pub const COLD_PARTS_SCANNED: usize = 1024;
 
+/// How far ahead memory may be advised as needed.
+pub const NEEDED_WITHIN_MAX: Duration = Duration::from_secs(24 * 60 * 60);
+
 /// How many parts of a device are written back ahead of need at a time.
 pub const WRITE_BACKS_AHEAD_MAX: usize = 16;
 

@@ -194,6 +194,8 @@ mod bugs {
         AdviceIgnored: "parts leave in the order of the policy whatever their owners say", [ADVISED_ORDER];
         AdviceLeaks: "advice for parts in a row is also given to the part behind them", [ADVISED_ORDER, CALLS];
         UnneededKept: "a part that left its device counts as not needed when it comes back", [ADVISED_ORDER, CALLS];
+        SoonKept: "a part that was used counts as needed soon until its time is over", [ADVISED_ORDER, CALLS];
+        LoopAsLru: "parts that are used in a loop leave in the order of the policy", [ADVISED_ORDER];
         AdviceKept: "advice is kept although its allocation is gone", [EVICTION_ORDER];
         FailedCopyAccepted: "a failed copy is taken for a good one", [CALLS, COPIES, EXTENT_TENANT, CONTENT, VISIBLE, CACHE_REUSE, PRESSURE_EVICTIONS, BACKINGS, SENT];
         SourceKept: "the extent that a part has left is not released", [DRAINS, LINE_ORDER, BACKINGS, EFFORT];

@@ -29,6 +29,8 @@ pub struct AllocationView {
     pub accessed_by_device: bool,
     /// Parts for which the order of leaving is advised. Empty in lists.
     pub advice: Vec<(PartSpan, PartAdvice)>,
+    /// The time of this view.
+    pub as_of: Time,
     pub state: AllocationState,
     pub size: Bytes,
     pub charged: Bytes,

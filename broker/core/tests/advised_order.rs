@@ -6,8 +6,10 @@ use crate::world::{
     spec,
 };
 use broker_core::{
-    Advice, AllocationSpec, ClientRequest, MemoryClass, PartRef, PartSpan, Retention, Target, Tier,
+    Advice, AllocationSpec, ClientRequest, MemoryClass, PartNeed, PartRef, PartSpan, PartUse, Pattern,
+    Preset, Refusal, Retention, Target, Tier,
 };
+use std::time::Duration;
 use vramd_types::Bytes;
 
 /// That many idle parts of 4 MiB on their device.
@@ -69,4 +71,121 @@ fn part_that_is_not_needed_leaves_first_and_once() {
     world.frame(client, broker_core::ClientFrame::PinEnded { call: 1 });
     press(&mut world);
     assert_eq!(away(&world, &all), [0, 1]);
+}
+
+/// A session was seen to use the part, and not to pin it any more.
+fn touch(world: &mut World, client: Client, part: PartRef) {
+    world.advance(1000);
+    world.event(broker_core::Event::PartsUsed(vec![PartUse {
+        session: client.session,
+        part,
+        pinned: false,
+        written: false,
+    }]));
+}
+
+fn advise_all(world: &mut World, client: Client, part: PartRef, change: Retention) -> Result<(), Refusal> {
+    let advice = Advice::Retain { parts: None, change };
+    world.call(client, ClientRequest::Advise(part.allocation, advice)).map(|_| ())
+}
+
+#[test]
+fn parts_preferred_below_leave_first_and_those_preferred_here_last() {
+    let mut world = tiers(16, 64);
+    let (client, all) = idle(&mut world, "a", 4);
+    advise(&mut world, client, all[0], Retention::Location(Some(Tier::Device)));
+    advise(&mut world, client, all[3], Retention::Location(Some(Tier::Host)));
+    press(&mut world);
+    assert_eq!(away(&world, &all), [3]);
+    press(&mut world);
+    press(&mut world);
+    assert_eq!(away(&world, &all), [1, 2, 3]);
+}
+
+#[test]
+fn part_needed_soon_leaves_last_until_it_is_used_or_time_is_over() {
+    let soon = Retention::NeededWithin(Duration::from_secs(1));
+    for ends in ["never", "used", "over"] {
+        let mut world = tiers(16, 64);
+        let (client, all) = idle(&mut world, "a", 4);
+        advise(&mut world, client, all[0], soon);
+        match ends {
+            "used" => {
+                touch(&mut world, client, all[0]);
+                for part in &all[1..] {
+                    touch(&mut world, client, *part);
+                }
+            }
+            "over" => world.advance(2_000_000),
+            _ => world.advance(1_900_000),
+        }
+        let view = world.broker.show(&Target::Id(all[0].allocation)).expect("it is there");
+        let stands = view.advice.iter().any(|(_, advice)| matches!(advice.need, PartNeed::Soon { .. }));
+        assert_eq!(stands, ends == "never", "{ends}");
+        press(&mut world);
+        assert_eq!(away(&world, &all), [usize::from(ends == "never")], "{ends}");
+    }
+}
+
+#[test]
+fn loop_gives_up_the_part_that_was_just_used_and_a_pass_what_lies_behind() {
+    let cases = [(Pattern::Loop, [1, 0, 3]), (Pattern::Sequential, [0, 1, 3]), (Pattern::Random, [2, 3, 0])];
+    for (pattern, expected) in cases {
+        let mut world = tiers(16, 64);
+        let (client, all) = idle(&mut world, "a", 4);
+        advise_all(&mut world, client, all[0], Retention::Pattern(Some(pattern))).expect("it is its own");
+        touch(&mut world, client, all[0]);
+        touch(&mut world, client, all[1]);
+        let mut gone = Vec::new();
+        for next in expected {
+            press(&mut world);
+            gone.push(next);
+            gone.sort_unstable();
+            assert_eq!(away(&world, &all), gone, "{pattern:?}");
+        }
+    }
+}
+
+#[test]
+fn contradictions_and_impossible_advice_are_refused_and_change_nothing() {
+    let mut world = tiers(32, 64);
+    let (client, all) = idle(&mut world, "a", 4);
+    advise(&mut world, client, all[1], Retention::ReadMostly(true));
+    advise(&mut world, client, all[2], Retention::Location(Some(Tier::Device)));
+    let shown =
+        |world: &World| world.broker.show(&Target::Id(all[0].allocation)).expect("it is there").advice;
+    let before = shown(&world);
+    assert_eq!(before.len(), 2);
+    let contradicts = |refused: Result<(), Refusal>| matches!(refused, Err(Refusal::AdviceContradicts { allocation, .. }) if allocation == all[0].allocation);
+    let scratch = Retention::Class(Some(MemoryClass::Scratch));
+    assert!(contradicts(advise_all(&mut world, client, all[0], scratch)));
+    let in_place = ClientRequest::Advise(all[0].allocation, Advice::SetAccessedBy);
+    assert!(contradicts(world.call(client, in_place).map(|_| ())));
+    let wrong = [
+        (Retention::Location(Some(Tier::Disk)), Refusal::TierUnsupported { tier: Tier::Disk }),
+        (
+            Retention::NeededWithin(Duration::ZERO),
+            Refusal::RequestInvalid { field: "needed_within_ms", problem: "is zero, or more than a day" },
+        ),
+        (
+            Retention::NeededWithin(Duration::from_secs(86_401)),
+            Refusal::RequestInvalid { field: "needed_within_ms", problem: "is zero, or more than a day" },
+        ),
+    ];
+    for (change, expected) in wrong {
+        assert_eq!(advise_all(&mut world, client, all[0], change), Err(expected), "{change:?}");
+    }
+    assert_eq!(shown(&world), before);
+    // Of the parts that the preset is for, it replaces what would contradict it.
+    advise_all(&mut world, client, all[0], Retention::Preset(Preset::Staging)).expect("no contradiction");
+    assert_eq!(shown(&world).len(), 1);
+
+    let spec = AllocationSpec { discardable: true, ..spec(4) };
+    let dropped = world.allocate(client, spec).expect("room");
+    let dropped = parts(&world, dropped)[0];
+    for change in [Retention::ReadMostly(true), Retention::Location(Some(Tier::Host))] {
+        let refused = advise_all(&mut world, client, dropped, change);
+        assert_eq!(refused, Err(Refusal::KindUnsupported { kind: "advised discardable" }), "{change:?}");
+    }
+    advise_all(&mut world, client, dropped, Retention::Location(Some(Tier::Device))).expect("it lies there");
 }

@@ -12,8 +12,9 @@ use crate::world::{
     writing_back::{clean, write_back},
 };
 use broker_core::{
-    AllocationSpec, Cause, ClientFrame, ClientRequest, Completion, CreateError, DeviceSelector, Event,
-    Notice, OperatorRequest, PartMove, PartRef, Pressure, PressureNote, StoredQuotas, Target, Tier,
+    Advice, AllocationSpec, Cause, ClientFrame, ClientRequest, Completion, CreateError, DeviceSelector,
+    Event, Notice, OperatorRequest, PartMove, PartRef, Pressure, PressureNote, Retention, StoredQuotas,
+    Target, Tier,
 };
 use vramd_types::{Bytes, DeviceIndex, Quantity};
 
@@ -253,6 +254,42 @@ fn cold_part_in_a_full_host_moves_to_disk() {
         world.run_until_idle();
         assert_eq!(world.read(client, parts[at]), at as u64 + 1);
     }
+}
+
+fn advise(world: &mut World, client: Client, part: PartRef, change: Retention) {
+    let advice = Advice::Retain { parts: None, change };
+    world.call(client, ClientRequest::Advise(part.allocation, advice)).expect("it is its own");
+}
+
+#[test]
+fn read_mostly_part_is_written_back_before_it_is_cold() {
+    let mut world = node(80, 0);
+    let client = world.open_pinning("a");
+    let parts = fill(&mut world, client, 16);
+    advise(&mut world, client, parts[3], Retention::ReadMostly(true));
+    world.notices.clear();
+    pass_time(&mut world, SECOND * 2);
+    assert_eq!((clean(&world, "a"), on_device(&world, &parts)), (Bytes::mib(2), 16));
+    let copied = |notice: &Notice| match notice {
+        Notice::WrittenBack { part, .. } => Some(*part),
+        _ => None,
+    };
+    assert_eq!(world.notices.iter().filter_map(copied).collect::<Vec<_>>(), [parts[3]]);
+}
+
+#[test]
+fn of_cold_parts_in_a_full_host_those_for_the_disk_leave_first() {
+    let mut world = node(20, 40);
+    let client = world.open_pinning("a");
+    let parts = fill(&mut world, client, 10);
+    for part in &parts[..6] {
+        moved(world.operate(to(part.allocation, Tier::Host)));
+    }
+    advise(&mut world, client, parts[0], Retention::Location(Some(Tier::Host)));
+    advise(&mut world, client, parts[5], Retention::Location(Some(Tier::Disk)));
+    pass_time(&mut world, COLD + SECOND * 2);
+    let went: Vec<_> = (0..10).filter(|at| tier(&world, parts[*at]) == Tier::Disk).collect();
+    assert_eq!((went, world.charged_in_host()), (vec![1, 5], Bytes::mib(16)));
 }
 
 /// Found through the socket: a look came just then, and as much left again.

@@ -249,6 +249,14 @@ fn wire_advice(advice: Advice) -> v1::Advice {
             Retention::Importance(None) => v1::Advice::UnsetImportance,
             Retention::Class(Some(_)) => v1::Advice::SetClass,
             Retention::Class(None) => v1::Advice::UnsetClass,
+            Retention::NeededWithin(_) => v1::Advice::WillNeed,
+            Retention::Location(Some(_)) => v1::Advice::SetLocation,
+            Retention::Location(None) => v1::Advice::UnsetLocation,
+            Retention::ReadMostly(true) => v1::Advice::SetReadMostly,
+            Retention::ReadMostly(false) => v1::Advice::UnsetReadMostly,
+            Retention::Pattern(Some(_)) => v1::Advice::SetPattern,
+            Retention::Pattern(None) => v1::Advice::UnsetPattern,
+            Retention::Preset(_) => v1::Advice::Preset,
         },
     }
 }

@@ -206,7 +206,10 @@ fn add_standard_detail(details: &mut ErrorDetails, refusal: &Refusal, message: &
         R::NotSealed { allocation }
         | R::AlreadySealed { allocation }
         | R::StillMapped { allocation }
-        | R::MapFailed { allocation, .. } => unmet(details, refusal, &allocation.to_string(), message),
+        | R::MapFailed { allocation, .. }
+        | R::AdviceContradicts { allocation, .. } => {
+            unmet(details, refusal, &allocation.to_string(), message)
+        }
         R::FileMutable { path, .. } => unmet(details, refusal, path, message),
         R::DeviceNotVisible { device } => unmet(details, refusal, device, message),
         R::SessionLost { session } => unmet(details, refusal, &session.to_string(), message),

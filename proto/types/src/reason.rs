@@ -189,6 +189,8 @@ reasons! {
         "The daemon could not write the quota to disk, and did not change it.";
     BrokerGone, "BROKER_GONE", Unavailable, ["problem"],
         "The daemon cannot be reached, or is stopping.";
+    AdviceContradicts, "ADVICE_CONTRADICTS", FailedPrecondition, ["allocation", "problem"],
+        "The advice contradicts other advice that stands for the same parts; withdraw that first.";
     KindUnsupported, "KIND_UNSUPPORTED", Unimplemented, ["kind"],
         "The driver cannot create allocations of that kind, or the request is not possible for that kind.";
     TierUnsupported, "TIER_UNSUPPORTED", Unimplemented, ["tier"],

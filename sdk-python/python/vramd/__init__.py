@@ -14,6 +14,7 @@ memory has left its device. Errors are in `vramd.errors`; the guide is `docs/gui
 """
 
 from vramd._native import (
+    AdvisedParts,
     Allocation,
     AllocationInfo,
     Client,
@@ -75,6 +76,7 @@ from vramd.errors import (
 
 __all__ = [
     "Aborted",
+    "AdvisedParts",
     "Allocation",
     "AllocationInfo",
     "AlreadyExists",

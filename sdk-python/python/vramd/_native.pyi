@@ -7,7 +7,7 @@ from typing import Any, Literal, NoReturn, final
 from typing_extensions import Buffer, CapsuleType, Self, disjoint_base
 
 __all__ = [
-    "Allocation", "AllocationInfo", "Client", "Device", "Memory", "OwnQuota", "Pin", "PinSet", "Pressure", "Released", "Sealed", "Tensor",
+    "AdvisedParts", "Allocation", "AllocationInfo", "Client", "Device", "Memory", "OwnQuota", "Pin", "PinSet", "Pressure", "Released", "Sealed", "Tensor",
     "__version__", "_PressureStream", "connect", "reasons", "socket_dir",
 ]
 
@@ -200,11 +200,23 @@ class Memory(Buffer):
             "unset_importance",
             "set_class",
             "unset_class",
-        ],
+            "will_need",
+            "set_location",
+            "unset_location",
+            "set_read_mostly",
+            "unset_read_mostly",
+            "set_pattern",
+            "unset_pattern",
+        ]
+        | None = None,
         *,
         parts: range | None = None,
         importance_percent: int | None = None,
         memory_class: Literal["scratch", "weights", "activations", "cache"] | None = None,
+        needed_within: float | None = None,
+        location: Literal["device", "host", "disk"] | None = None,
+        pattern: Literal["sequential", "strided", "window", "loop", "random", "sparse"] | None = None,
+        preset: Literal["weights", "kv_cache", "activations", "staging"] | None = None,
     ) -> None:
         """Tells the daemon how memory is used; only its owner may. Advice holds until it is withdrawn; repeating it is
         no error. `parts` are some parts, like `range(2, 4)`; the default is all of them.
@@ -214,6 +226,16 @@ class Memory(Buffer):
         left or `need` is given. `set_importance` takes `importance_percent`, 0 to 100: parts of lower importance leave
         first, and parts without it count as 50. `set_class` takes `memory_class`: among parts of the same importance,
         scratch leaves first, then weights, memory of no class, activations, and caches.
+
+        `will_need` takes `needed_within`, in seconds: these leave after all others, until their first use that the
+        daemon sees, or until twice that time is over. `set_location` takes `location`: those that should lie below the
+        device leave first, and those that should lie on it last. `set_read_mostly`: these leave first among parts of
+        the same class, and are written back ahead of need. `set_pattern` takes `pattern`: with `sequential`, `strided`
+        and `window` those that lie behind the last use leave first, with `loop` the one that was used last.
+
+        Without `advice` it takes a `preset`, several pieces of advice at once: `weights` (class weights, read mostly),
+        `kv_cache` (class cache, location device), `activations` (class activations), `staging` (class scratch, location
+        host, sequential).
 
         `set_accessed_by`: its device accesses it in place. Parts in host memory are mapped there for every session
         that pins them, at the same address, and are not fetched. That pays for memory that is read less than about
@@ -364,6 +386,30 @@ class PinSet:
     def __reduce__(self) -> NoReturn: ...
 
 @final
+class AdvisedParts:
+    """The advice that stands for `count` parts from `first` on."""
+
+    @property
+    def first(self) -> int: ...
+    @property
+    def count(self) -> int: ...
+    @property
+    def not_needed(self) -> bool: ...
+    @property
+    def needed_within(self) -> float | None:
+        """When they are needed, in seconds from now; 0 if that time has passed and the advice still stands."""
+    @property
+    def importance_percent(self) -> int | None: ...
+    @property
+    def memory_class(self) -> Literal["scratch", "weights", "activations", "cache"] | None: ...
+    @property
+    def location(self) -> Literal["device", "host", "disk"] | None: ...
+    @property
+    def read_mostly(self) -> bool: ...
+    @property
+    def pattern(self) -> Literal["sequential", "strided", "window", "loop", "random", "sparse"] | None: ...
+
+@final
 class AllocationInfo:
     """One allocation as its tenant sees it. Requested, charged and resident bytes are three different numbers."""
 
@@ -384,6 +430,9 @@ class AllocationInfo:
     @property
     def accessed_by_device(self) -> bool:
         """Whether its device accesses parts in host memory in place, instead of fetching them."""
+    @property
+    def advised_parts(self) -> list[AdvisedParts]:
+        """The advice that stands for its parts. Empty in lists."""
     @property
     def size(self) -> int: ...
     @property

@@ -1,8 +1,10 @@
 //! Advice: what an owner says about the use of an allocation.
 
-use std::ops::Range;
+use std::{ops::Range, time::Duration};
 
 use vramd_proto::v1;
+
+use super::info::Tier;
 
 /// How memory is used ([`crate::Allocation::advise`]). Advice holds until it is withdrawn or the allocation is freed;
 /// repeating it is no error.
@@ -25,8 +27,11 @@ pub enum Advice {
     UnsetAccessedBy,
     /// The parts are not needed on their device: they leave first. This ends for a part once it has left.
     DoNotNeed,
-    /// Ends [`Self::DoNotNeed`].
+    /// Ends [`Self::DoNotNeed`] and [`Self::WillNeed`].
     Need,
+    /// The parts are needed that much later, 1 ms to a day: they leave last. This ends for a part with its first use that
+    /// the daemon sees, or after twice that time. It replaces [`Self::DoNotNeed`], and is replaced by it.
+    WillNeed(Duration),
     /// Parts of lower importance leave first, in percent: 0 to 100. Parts without this advice count as 50.
     SetImportance(u8),
     /// Ends [`Self::SetImportance`].
@@ -35,6 +40,55 @@ pub enum Advice {
     SetClass(MemoryClass),
     /// Ends [`Self::SetClass`].
     UnsetClass,
+    /// The tier that the parts should lie in. Among parts of the same need, those that should lie below the device leave
+    /// first, and those that should lie on it last. Under pressure in the host, of the cold parts those for the disk
+    /// leave first and those for the host last.
+    SetLocation(Tier),
+    /// Ends [`Self::SetLocation`].
+    UnsetLocation,
+    /// The parts are seldom written. Among parts of the same class they leave first, and on a device under pressure the
+    /// daemon writes them back although they are not cold, so that they leave without a copy.
+    SetReadMostly,
+    /// Ends [`Self::SetReadMostly`].
+    UnsetReadMostly,
+    /// How the parts are used orders those that are otherwise equal.
+    SetPattern(AccessPattern),
+    /// Ends [`Self::SetPattern`].
+    UnsetPattern,
+    /// Several pieces of advice at once.
+    Preset(Preset),
+}
+
+/// How a program goes through the parts of an allocation, in the order of their indices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AccessPattern {
+    /// One after the other. The parts furthest behind the last use leave first, then those furthest ahead of it.
+    Sequential,
+    /// One after the other, with gaps. They leave as with [`Self::Sequential`].
+    Strided,
+    /// Some parts in a row at a time, which move on. They leave as with [`Self::Sequential`].
+    Window,
+    /// One after the other, again and again. The part of the last use leaves first, since it is needed again last; then
+    /// those before it, and then those furthest ahead of it.
+    Loop,
+    /// In no order: the eviction policy decides.
+    Random,
+    /// Few of them, in no order: the eviction policy decides.
+    Sparse,
+}
+
+/// Advice for a common use of memory. It sets class, location, pattern and [`Advice::SetReadMostly`], and withdraws those
+/// that it does not name. Need and importance stay.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Preset {
+    /// [`MemoryClass::Weights`], mostly read.
+    Weights,
+    /// [`MemoryClass::Cache`], preferred on the device.
+    KvCache,
+    /// [`MemoryClass::Activations`].
+    Activations,
+    /// [`MemoryClass::Scratch`], preferred in the host, [`AccessPattern::Sequential`].
+    Staging,
 }
 
 /// The use of memory. Among parts of the same importance they leave in this order; memory of no class comes
@@ -57,6 +111,12 @@ pub struct AdvisedParts {
     pub not_needed: bool,
     pub importance_percent: Option<u8>,
     pub class: Option<MemoryClass>,
+    /// When they are needed, from now on. Zero if that time has passed and the advice still stands.
+    pub needed_within: Option<Duration>,
+    /// The tier that they should lie in.
+    pub location: Option<Tier>,
+    pub read_mostly: bool,
+    pub pattern: Option<AccessPattern>,
 }
 
 impl From<v1::AdvisedParts> for AdvisedParts {
@@ -68,12 +128,50 @@ impl From<v1::AdvisedParts> for AdvisedParts {
             v1::MemoryClass::Activations => Some(MemoryClass::Activations),
             v1::MemoryClass::Cache => Some(MemoryClass::Cache),
         };
+        let pattern = match wire.pattern() {
+            v1::AccessPattern::Unspecified => None,
+            v1::AccessPattern::Sequential => Some(AccessPattern::Sequential),
+            v1::AccessPattern::Strided => Some(AccessPattern::Strided),
+            v1::AccessPattern::Window => Some(AccessPattern::Window),
+            v1::AccessPattern::Loop => Some(AccessPattern::Loop),
+            v1::AccessPattern::Random => Some(AccessPattern::Random),
+            v1::AccessPattern::Sparse => Some(AccessPattern::Sparse),
+        };
+        let location = Some(wire.location()).filter(|tier| *tier != Tier::Unspecified);
         let span = wire.parts.unwrap_or_default();
         Self {
             parts: span.first_index..span.first_index.saturating_add(span.count),
             not_needed: wire.not_needed,
             importance_percent: wire.importance_percent.and_then(|percent| percent.try_into().ok()),
             class,
+            needed_within: wire.needed_within_ms.map(Duration::from_millis),
+            location,
+            read_mostly: wire.read_mostly,
+            pattern,
+        }
+    }
+}
+
+impl From<AccessPattern> for v1::AccessPattern {
+    fn from(pattern: AccessPattern) -> Self {
+        match pattern {
+            AccessPattern::Sequential => Self::Sequential,
+            AccessPattern::Strided => Self::Strided,
+            AccessPattern::Window => Self::Window,
+            AccessPattern::Loop => Self::Loop,
+            AccessPattern::Random => Self::Random,
+            AccessPattern::Sparse => Self::Sparse,
+        }
+    }
+}
+
+impl From<Preset> for v1::AdvicePreset {
+    fn from(preset: Preset) -> Self {
+        match preset {
+            Preset::Weights => Self::Weights,
+            Preset::KvCache => Self::KvCache,
+            Preset::Activations => Self::Activations,
+            Preset::Staging => Self::Staging,
         }
     }
 }
@@ -112,6 +210,26 @@ impl Advice {
                 v1::Advice::SetClass
             }
             Self::UnsetClass => v1::Advice::UnsetClass,
+            Self::WillNeed(within) => {
+                request.needed_within_ms = Some(within.as_millis().try_into().unwrap_or(u64::MAX));
+                v1::Advice::WillNeed
+            }
+            Self::SetLocation(tier) => {
+                request.set_location(tier);
+                v1::Advice::SetLocation
+            }
+            Self::UnsetLocation => v1::Advice::UnsetLocation,
+            Self::SetReadMostly => v1::Advice::SetReadMostly,
+            Self::UnsetReadMostly => v1::Advice::UnsetReadMostly,
+            Self::SetPattern(pattern) => {
+                request.set_pattern(pattern.into());
+                v1::Advice::SetPattern
+            }
+            Self::UnsetPattern => v1::Advice::UnsetPattern,
+            Self::Preset(preset) => {
+                request.set_preset(preset.into());
+                v1::Advice::Preset
+            }
         };
         request.set_advice(advice);
         request

@@ -3,13 +3,17 @@
 //! It orders only the parts of one tenant among themselves. The policy alone says which tenant is next to give up
 //! memory, so no tenant keeps its memory at another one's cost.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ops::Range,
+};
 
-use vramd_types::AllocationId;
+use vramd_types::{AllocationId, PartIndex};
 
 use crate::{
-    event::{MemoryClass, PartRef, PartSpan, Retention},
+    event::{MemoryClass, PartRef, PartSpan, Pattern, Preset, Retention, Tier},
     tenancy::TenantId,
+    time::Time,
 };
 
 /// The importance of a part without advice, in percent.
@@ -18,22 +22,62 @@ const IMPORTANCE: u8 = 50;
 /// The owner's advice on one part.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PartAdvice {
-    pub is_unneeded: bool,
+    pub need: PartNeed,
     /// In percent.
     pub importance: Option<u8>,
     pub class: Option<MemoryClass>,
+    /// The tier that it should lie in.
+    pub location: Option<Tier>,
+    pub is_read_mostly: bool,
+    pub pattern: Option<Pattern>,
+}
+
+/// When a part is needed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum PartNeed {
+    /// Not needed until it has left its device.
+    Unneeded,
+    #[default]
+    Unknown,
+    /// At that time. The advice ends at `until`.
+    Soon { at: Time, until: Time },
 }
 
 /// Of two parts of a tenant, the one with the lower rank leaves first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Rank {
-    is_needed: bool,
+    need: u8,
+    location: u8,
     importance: u8,
     class: u8,
+    is_written: bool,
+}
+
+/// How parts with a pattern take turns among those of their rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Course {
+    /// The parts furthest behind the last use leave first, then those furthest ahead.
+    Onward,
+    /// The part of the last use leaves first, since it is needed again last; then those before it, and then those
+    /// furthest ahead.
+    Around,
 }
 
 impl PartAdvice {
     pub(crate) fn rank(self) -> Rank {
+        let need = match self.need {
+            // Nothing else counts for a part that is not needed.
+            PartNeed::Unneeded => {
+                return Rank { need: 0, location: 0, importance: 0, class: 0, is_written: false };
+            }
+            PartNeed::Unknown => 1,
+            PartNeed::Soon { .. } => 2,
+        };
+        let location = match self.location {
+            Some(Tier::Host | Tier::Disk) => 0,
+            None => 1,
+            Some(Tier::Device) => 2,
+        };
         let class = match self.class {
             Some(MemoryClass::Scratch) => 0,
             Some(MemoryClass::Weights) => 1,
@@ -41,18 +85,80 @@ impl PartAdvice {
             Some(MemoryClass::Activations) => 3,
             Some(MemoryClass::Cache) => 4,
         };
-        match self.is_unneeded {
-            // Nothing else counts for a part that is not needed.
-            true => Rank { is_needed: false, importance: 0, class: 0 },
-            false => Rank { is_needed: true, importance: self.importance.unwrap_or(IMPORTANCE), class },
+        let importance = self.importance.unwrap_or(IMPORTANCE);
+        Rank { need, location, importance, class, is_written: !self.is_read_mostly }
+    }
+
+    /// In which order parts leave host memory for the disk: a lower one first.
+    pub(crate) const fn rank_on_host(self) -> u8 {
+        match self.location {
+            Some(Tier::Disk) => 0,
+            None | Some(Tier::Device) => 1,
+            Some(Tier::Host) => 2,
         }
     }
 
-    fn with(self, change: Retention) -> Self {
+    pub(crate) const fn course(self) -> Option<Course> {
+        match self.pattern {
+            Some(Pattern::Sequential | Pattern::Strided | Pattern::Window) => Some(Course::Onward),
+            Some(Pattern::Loop) => Some(Course::Around),
+            Some(Pattern::Random | Pattern::Sparse) | None => None,
+        }
+    }
+
+    /// The advice without what has ended by then.
+    #[must_use]
+    pub(crate) fn at(self, now: Time) -> Self {
+        match self.need {
+            PartNeed::Soon { until, .. } if until <= now => Self { need: PartNeed::Unknown, ..self },
+            _ => self,
+        }
+    }
+
+    #[must_use]
+    pub(crate) fn with(self, change: Retention, now: Time) -> Self {
         match change {
-            Retention::Needed(is_needed) => Self { is_unneeded: !is_needed, ..self },
+            Retention::Needed(true) => Self { need: PartNeed::Unknown, ..self },
+            Retention::Needed(false) => Self { need: PartNeed::Unneeded, ..self },
+            Retention::NeededWithin(delay) => {
+                let at = now.after(delay);
+                Self { need: PartNeed::Soon { at, until: at.after(delay) }, ..self }
+            }
             Retention::Importance(importance) => Self { importance, ..self },
             Retention::Class(class) => Self { class, ..self },
+            Retention::Location(location) => Self { location, ..self },
+            Retention::ReadMostly(is_read_mostly) => Self { is_read_mostly, ..self },
+            Retention::Pattern(pattern) => Self { pattern, ..self },
+            Retention::Preset(preset) => self.with_preset(preset),
+        }
+    }
+
+    /// Importance and need stay: they are about this memory, not about its use.
+    fn with_preset(self, preset: Preset) -> Self {
+        let Self { need, importance, .. } = self;
+        let plain = |class| Self { need, importance, class: Some(class), ..Self::default() };
+        match preset {
+            Preset::Weights => Self { is_read_mostly: true, ..plain(MemoryClass::Weights) },
+            Preset::KvCache => Self { location: Some(Tier::Device), ..plain(MemoryClass::Cache) },
+            Preset::Activations => plain(MemoryClass::Activations),
+            Preset::Staging => Self {
+                location: Some(Tier::Host),
+                pattern: Some(Pattern::Sequential),
+                ..plain(MemoryClass::Scratch)
+            },
+        }
+    }
+
+    /// Says why the advice contradicts itself, for memory that is accessed in place or not.
+    pub(crate) const fn contradiction(self, in_place: bool) -> Option<&'static str> {
+        match self {
+            Self { class: Some(MemoryClass::Scratch), is_read_mostly: true, .. } => {
+                Some("scratch is soon overwritten, so it is not mostly read")
+            }
+            Self { location: Some(Tier::Device | Tier::Disk), .. } if in_place => Some(
+                "memory that is accessed in place is used in the host, so it is preferred in no other tier",
+            ),
+            _ => None,
         }
     }
 }
@@ -69,9 +175,17 @@ struct Advised {
     tenant: TenantId,
     /// They cover the allocation, and no two neighbours are equal.
     runs: Vec<Run>,
+    /// For each course, the last use that was seen: when, and of which part. Of several at a time, the furthest on.
+    last_used: BTreeMap<Course, (Time, u32)>,
 }
 
 impl Advised {
+    /// The parts of each run, with their advice.
+    fn spans(&self) -> impl Iterator<Item = (Range<u32>, PartAdvice)> {
+        let mut begin = 0;
+        self.runs.iter().map(move |run| (std::mem::replace(&mut begin, run.end)..run.end, run.advice))
+    }
+
     /// The index of the run that begins with that part, which a longer run is split for.
     fn split_at(&mut self, part: u32) -> usize {
         let at = self.runs.partition_point(|run| run.end <= part);
@@ -106,24 +220,44 @@ impl AdviceTable {
         run.map(|run| run.advice).unwrap_or_default()
     }
 
+    /// The advice for the parts of a span, each once for parts in a row.
+    pub(crate) fn within(&self, id: AllocationId, span: PartSpan) -> Vec<PartAdvice> {
+        let end = span.first.0.saturating_add(span.count);
+        match self.advised.get(&id) {
+            None => vec![PartAdvice::default()],
+            Some(advised) => {
+                let spans =
+                    advised.spans().filter(|(parts, _)| parts.start < end && parts.end > span.first.0);
+                spans.map(|(_, advice)| advice).collect()
+            }
+        }
+    }
+
     /// Changes the advice for a span of an allocation with that many parts. Returns whether anything is different.
     pub(crate) fn change(
         &mut self,
         (id, tenant): (AllocationId, TenantId),
         part_count: u32,
         span: PartSpan,
-        change: Retention,
+        (change, now): (Retention, Time),
     ) -> bool {
         let whole = Run { end: part_count, advice: PartAdvice::default() };
-        let advised = self.advised.entry(id).or_insert_with(|| Advised { tenant, runs: vec![whole] });
+        let made = || Advised { tenant, runs: vec![whole], last_used: BTreeMap::new() };
+        let advised = self.advised.entry(id).or_insert_with(made);
         self.by_tenant.entry(tenant).or_default().insert(id);
+        for run in &mut advised.runs {
+            run.advice = run.advice.at(now);
+        }
         let from = advised.split_at(span.first.0);
         let to = advised.split_at(span.first.0.saturating_add(span.count));
         let mut changed = false;
         for run in advised.runs.get_mut(from..to).unwrap_or_default() {
             let before = run.advice;
-            run.advice = before.with(change);
+            run.advice = before.with(change, now);
             changed |= before != run.advice;
+        }
+        if changed && matches!(change, Retention::Pattern(_) | Retention::Preset(_)) {
+            advised.last_used.clear();
         }
         // The last of equal neighbours has the end of all.
         let mut runs: Vec<Run> = Vec::with_capacity(advised.runs.len());
@@ -140,6 +274,16 @@ impl AdviceTable {
         changed
     }
 
+    /// Records a use of a part: its pattern goes on from there.
+    pub(crate) fn record_use(&mut self, part: PartRef, now: Time) {
+        if let Some(course) = self.of(part).course()
+            && let Some(advised) = self.advised.get_mut(&part.allocation)
+        {
+            let last = advised.last_used.entry(course).or_default();
+            *last = if last.0 < now { (now, part.part.0) } else { (now, last.1.max(part.part.0)) };
+        }
+    }
+
     pub(crate) fn forget(&mut self, id: AllocationId) {
         let Some(Advised { tenant, .. }) = self.advised.remove(&id) else { return };
         if let Some(of_tenant) = self.by_tenant.get_mut(&tenant) {
@@ -151,19 +295,44 @@ impl AdviceTable {
     }
 
     /// The ranks that parts of a tenant may have, the lowest first. `None` if all have the same.
-    pub(crate) fn ranks(&self, tenant: TenantId) -> Option<BTreeSet<Rank>> {
+    pub(crate) fn ranks(&self, tenant: TenantId, now: Time) -> Option<BTreeSet<Rank>> {
         let advised = self.by_tenant.get(&tenant)?.iter().filter_map(|id| self.advised.get(id));
-        let ranks = advised.flat_map(|it| &it.runs).map(|run| run.advice.rank());
+        let ranks = advised.flat_map(|it| &it.runs).map(|run| run.advice.at(now).rank());
         Some(ranks.chain([PartAdvice::default().rank()]).collect())
     }
 
+    /// The parts of an allocation of that rank and course, in the order in which they leave.
+    pub(crate) fn on_course(
+        &self,
+        id: AllocationId,
+        (rank, course): (Rank, Course),
+        now: Time,
+    ) -> impl Iterator<Item = PartRef> + use<> {
+        let advised = self.advised.get(&id);
+        // Parts from here on were not used in this pass.
+        let ahead_from =
+            advised.and_then(|it| it.last_used.get(&course)).map_or(0, |(_, part)| part.saturating_add(1));
+        let spans: Vec<_> = advised.into_iter().flat_map(Advised::spans).collect();
+        let spans = spans.into_iter().filter(move |(_, advice)| {
+            let advice = advice.at(now);
+            advice.course() == Some(course) && advice.rank() == rank
+        });
+        let parts: Vec<Range<u32>> = spans.map(|(parts, _)| parts).collect();
+        let ahead = parts.clone().into_iter().rev().map(move |it| it.start.max(ahead_from)..it.end);
+        let behind = parts.into_iter().map(move |it| it.start..it.end.min(ahead_from));
+        let behind: Box<dyn Iterator<Item = u32>> = match course {
+            Course::Onward => Box::new(behind.flatten()),
+            Course::Around => Box::new(behind.rev().flat_map(Iterator::rev)),
+        };
+        let indices = behind.chain(ahead.flat_map(Iterator::rev));
+        indices.map(move |part| PartRef { allocation: id, part: PartIndex(part) })
+    }
+
     /// The advised parts of an allocation, in spans.
-    pub(crate) fn spans(&self, id: AllocationId) -> impl Iterator<Item = (PartSpan, PartAdvice)> {
-        let runs = self.advised.get(&id).map(|advised| &*advised.runs).unwrap_or_default();
-        let mut first = 0;
-        let spans = runs.iter().map(move |run| {
-            let begin = std::mem::replace(&mut first, run.end);
-            (PartSpan::new(begin, run.end.saturating_sub(begin)), run.advice)
+    pub(crate) fn spans(&self, id: AllocationId, now: Time) -> impl Iterator<Item = (PartSpan, PartAdvice)> {
+        let spans = self.advised.get(&id).into_iter().flat_map(Advised::spans);
+        let spans = spans.map(move |(parts, advice)| {
+            (PartSpan::new(parts.start, parts.end.saturating_sub(parts.start)), advice.at(now))
         });
         spans.filter(|(_, advice)| *advice != PartAdvice::default())
     }
@@ -189,11 +358,24 @@ mod tests {
     }
 
     fn change(table: &mut AdviceTable, first: u32, count: u32, change: Retention) -> bool {
-        table.change((ID, tenant()), PARTS, PartSpan::new(first, count), change)
+        change_at(table, (first, count), change, 0)
     }
 
-    fn of(table: &AdviceTable, part: u32) -> PartAdvice {
-        table.of(PartRef { allocation: ID, part: PartIndex(part) })
+    fn change_at(
+        table: &mut AdviceTable,
+        (first, count): (u32, u32),
+        change: Retention,
+        micros: u64,
+    ) -> bool {
+        table.change((ID, tenant()), PARTS, PartSpan::new(first, count), (change, Time::from_micros(micros)))
+    }
+
+    fn part(part: u32) -> PartRef {
+        PartRef { allocation: ID, part: PartIndex(part) }
+    }
+
+    fn of(table: &AdviceTable, index: u32) -> PartAdvice {
+        table.of(part(index))
     }
 
     #[test]
@@ -205,30 +387,121 @@ mod tests {
         let found: Vec<_> = (0..PARTS).map(|part| of(&table, part)).collect();
         let importance = [None, None, Some(90), Some(90), Some(90), None, None, None, None, None];
         assert_eq!(found.iter().map(|it| it.importance).collect::<Vec<_>>(), importance);
-        let unneeded: Vec<_> = (0..PARTS).filter(|part| of(&table, *part).is_unneeded).collect();
+        let unneeded: Vec<_> =
+            (0..PARTS).filter(|part| of(&table, *part).need == PartNeed::Unneeded).collect();
         assert_eq!(unneeded, [4, 5, 6]);
-        let spans: Vec<_> = table.spans(ID).map(|(span, _)| (span.first.0, span.count)).collect();
+        let spans: Vec<_> =
+            table.spans(ID, Time::START).map(|(span, _)| (span.first.0, span.count)).collect();
         assert_eq!(spans, [(2, 2), (4, 1), (5, 2)]);
         assert!(change(&mut table, 0, PARTS, Retention::Importance(None)));
         assert!(change(&mut table, 0, PARTS, Retention::Needed(true)));
-        assert!(table.is_empty() && table.ranks(tenant()).is_none());
+        assert!(table.is_empty() && table.ranks(tenant(), Time::START).is_none());
     }
 
     #[test]
-    fn unneeded_parts_rank_lowest_then_importance_then_class() {
-        let unneeded =
-            PartAdvice { is_unneeded: true, importance: Some(100), class: Some(MemoryClass::Cache) };
-        let of = |importance, class| PartAdvice { is_unneeded: false, importance, class };
+    fn need_ranks_before_location_importance_class_and_writes() {
+        let none = PartAdvice::default();
+        let soon = PartNeed::Soon { at: Time::START, until: Time::from_micros(1) };
+        let prefers = |location| PartAdvice { location: Some(location), ..none };
+        let important = |importance, class| PartAdvice { importance, class, ..none };
         let ascending = [
-            unneeded,
-            of(Some(0), Some(MemoryClass::Cache)),
-            of(None, Some(MemoryClass::Scratch)),
-            of(None, Some(MemoryClass::Weights)),
-            PartAdvice::default(),
-            of(Some(IMPORTANCE), Some(MemoryClass::Activations)),
-            of(None, Some(MemoryClass::Cache)),
-            of(Some(100), Some(MemoryClass::Scratch)),
+            PartAdvice {
+                need: PartNeed::Unneeded,
+                location: Some(Tier::Device),
+                ..important(Some(100), Some(MemoryClass::Cache))
+            },
+            PartAdvice { importance: Some(100), ..prefers(Tier::Host) },
+            important(Some(0), Some(MemoryClass::Cache)),
+            important(None, Some(MemoryClass::Scratch)),
+            important(None, Some(MemoryClass::Weights)),
+            PartAdvice { is_read_mostly: true, ..none },
+            none,
+            important(Some(IMPORTANCE), Some(MemoryClass::Activations)),
+            important(None, Some(MemoryClass::Cache)),
+            important(Some(100), Some(MemoryClass::Scratch)),
+            PartAdvice { importance: Some(0), ..prefers(Tier::Device) },
+            PartAdvice { need: soon, ..prefers(Tier::Disk) },
         ];
         assert!(ascending.is_sorted_by(|a, b| a.rank() < b.rank()));
+        assert_eq!(prefers(Tier::Host).rank(), prefers(Tier::Disk).rank());
+    }
+
+    #[test]
+    fn need_ends_after_twice_its_time_and_later_advice_replaces_it() {
+        let mut table = AdviceTable::default();
+        let within = |micros| Retention::NeededWithin(std::time::Duration::from_micros(micros));
+        assert!(change_at(&mut table, (2, 2), within(10), 100));
+        let until = PartNeed::Soon { at: Time::from_micros(110), until: Time::from_micros(120) };
+        assert_eq!((of(&table, 2).need, of(&table, 4).need), (until, PartNeed::Unknown));
+        assert_eq!(of(&table, 2).at(Time::from_micros(119)).need, until);
+        assert_eq!(of(&table, 2).at(Time::from_micros(120)), PartAdvice::default());
+        assert_eq!(table.spans(ID, Time::from_micros(120)).count(), 0);
+        assert!(change_at(&mut table, (2, 2), Retention::Needed(false), 110));
+        assert_eq!(of(&table, 3).need, PartNeed::Unneeded);
+        assert!(change_at(&mut table, (3, 1), within(5), 110));
+        assert_eq!(
+            of(&table, 3).need,
+            PartNeed::Soon { at: Time::from_micros(115), until: Time::from_micros(120) }
+        );
+        // Advice that has ended is gone with the next change.
+        assert!(!change_at(&mut table, (3, 1), Retention::Needed(true), 200));
+        assert_eq!(table.spans(ID, Time::START).count(), 1);
+    }
+
+    #[test]
+    fn patterns_order_parts_by_the_last_use_that_was_seen() {
+        let order = |pattern, uses: &[(u32, u64)]| {
+            let mut table = AdviceTable::default();
+            change(&mut table, 1, 3, Retention::Pattern(Some(pattern)));
+            change(&mut table, 5, 3, Retention::Pattern(Some(pattern)));
+            for (index, micros) in uses {
+                table.record_use(part(*index), Time::from_micros(*micros));
+            }
+            let course = of(&table, 1).course().expect("an order");
+            let found = table.on_course(ID, (PartAdvice::default().rank(), course), Time::START);
+            found.map(|part| part.part.0).collect::<Vec<_>>()
+        };
+        assert_eq!(order(Pattern::Sequential, &[]), [7, 6, 5, 3, 2, 1]);
+        assert_eq!(order(Pattern::Window, &[(1, 1), (5, 2)]), [1, 2, 3, 5, 7, 6]);
+        // The furthest of those that were used at one time counts, and a use outside the span does not.
+        assert_eq!(order(Pattern::Strided, &[(6, 1), (3, 2), (2, 2), (4, 3)]), [1, 2, 3, 7, 6, 5]);
+        assert_eq!(order(Pattern::Loop, &[(7, 1), (3, 2)]), [3, 2, 1, 7, 6, 5]);
+        assert_eq!(order(Pattern::Loop, &[(7, 1)]), [7, 6, 5, 3, 2, 1]);
+        let none = PartAdvice { pattern: Some(Pattern::Random), ..PartAdvice::default() };
+        assert_eq!(none.course(), None);
+    }
+
+    #[test]
+    fn presets_replace_the_use_and_leave_importance_and_need() {
+        let mut table = AdviceTable::default();
+        change(&mut table, 0, PARTS, Retention::Importance(Some(7)));
+        change(&mut table, 0, PARTS, Retention::Preset(Preset::Staging));
+        let staging = PartAdvice {
+            importance: Some(7),
+            class: Some(MemoryClass::Scratch),
+            location: Some(Tier::Host),
+            pattern: Some(Pattern::Sequential),
+            ..PartAdvice::default()
+        };
+        assert_eq!(of(&table, 9), staging);
+        change(&mut table, 0, PARTS, Retention::Preset(Preset::Weights));
+        let weights = PartAdvice {
+            importance: Some(7),
+            class: Some(MemoryClass::Weights),
+            is_read_mostly: true,
+            ..PartAdvice::default()
+        };
+        assert_eq!(of(&table, 9), weights);
+        assert!(
+            weights
+                .with(Retention::Class(Some(MemoryClass::Scratch)), Time::START)
+                .contradiction(false)
+                .is_some()
+        );
+        for preset in [Preset::Weights, Preset::KvCache, Preset::Activations, Preset::Staging] {
+            let of_preset = weights.with(Retention::Preset(preset), Time::START);
+            assert_eq!(of_preset.contradiction(false), None, "{preset:?}");
+            assert_eq!(of_preset.contradiction(true).is_some(), preset == Preset::KvCache, "{preset:?}");
+        }
     }
 }

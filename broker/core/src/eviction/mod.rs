@@ -26,8 +26,8 @@ use vramd_types::{AllocationId, DeviceIndex};
 
 use crate::{event::PartRef, time::Time};
 
-pub(crate) use advice::AdviceTable;
-pub use advice::PartAdvice;
+pub(crate) use advice::{AdviceTable, Course, Rank};
+pub use advice::{PartAdvice, PartNeed};
 use gdsf::Gdsf;
 use hit_density::HitDensity;
 use lru::Lru;

@@ -236,6 +236,11 @@ impl Residents {
         self.parts.contains(part)
     }
 
+    /// Whether the policy has the part.
+    pub(crate) fn is_listed(&self, part: PartRef) -> bool {
+        self.parts.get(part).is_some_and(|it| it.listing != Listing::Excluded)
+    }
+
     /// Returns all parts in the order of their ids.
     pub(crate) fn iter(&self) -> impl Iterator<Item = PartRef> {
         self.parts.iter().map(|(part, _)| part)

@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use broker_core::{
-    Advice, AllocationSpec, DeviceSelector, Kind, Lifetime, MemoryClass, PartSpan, Refusal, RequestKey,
-    Retention, Target, Tier,
+    Advice, AllocationSpec, DeviceSelector, Kind, Lifetime, MemoryClass, PartSpan, Pattern, Preset, Refusal,
+    RequestKey, Retention, Target, Tier,
 };
 use prost::Message;
 use vramd_proto::v1;
@@ -153,14 +153,9 @@ pub(in crate::grpc) fn advice(message: &v1::AdviseRequest) -> Result<Advice, Ref
     use v1::Advice as A;
     let invalid = |field, problem| Refusal::RequestInvalid { field, problem };
     let advice = A::try_from(message.advice).map_err(|_| unknown_value("advice"))?;
-    let class = memory_class(message.memory_class)?;
+    let values = AdviceValues::of(message)?;
     let parts = message.parts.map(|span| PartSpan::new(span.first_index, span.count));
-    if advice != A::SetImportance && message.importance_percent.is_some() {
-        return Err(invalid("importance_percent", "goes with ADVICE_SET_IMPORTANCE only"));
-    }
-    if advice != A::SetClass && class.is_some() {
-        return Err(invalid("memory_class", "goes with ADVICE_SET_CLASS only"));
-    }
+    values.check_belong_to(advice)?;
     let change = match advice {
         A::Unspecified => return Err(invalid("advice", "is missing")),
         A::SetAccessedBy | A::UnsetAccessedBy if parts.is_some() => {
@@ -170,17 +165,107 @@ pub(in crate::grpc) fn advice(message: &v1::AdviseRequest) -> Result<Advice, Ref
         A::UnsetAccessedBy => return Ok(Advice::UnsetAccessedBy),
         A::DoNotNeed => Retention::Needed(false),
         A::Need => Retention::Needed(true),
-        A::SetImportance => match message.importance_percent.map(u8::try_from) {
-            Some(Ok(percent)) if percent <= 100 => Retention::Importance(Some(percent)),
-            Some(_) => return Err(invalid("importance_percent", "is above 100")),
-            None => return Err(invalid("importance_percent", "is missing")),
-        },
+        A::WillNeed => Retention::NeededWithin(given("needed_within_ms", values.needed_within)?),
+        A::SetImportance => Retention::Importance(Some(given("importance_percent", values.importance)?)),
         A::UnsetImportance => Retention::Importance(None),
-        A::SetClass if class.is_none() => return Err(invalid("memory_class", "is missing")),
-        A::SetClass => Retention::Class(class),
+        A::SetClass => Retention::Class(Some(given("memory_class", values.class)?)),
         A::UnsetClass => Retention::Class(None),
+        A::SetLocation => Retention::Location(Some(given("location", values.location)?)),
+        A::UnsetLocation => Retention::Location(None),
+        A::SetReadMostly => Retention::ReadMostly(true),
+        A::UnsetReadMostly => Retention::ReadMostly(false),
+        A::SetPattern => Retention::Pattern(Some(given("pattern", values.pattern)?)),
+        A::UnsetPattern => Retention::Pattern(None),
+        A::Preset => Retention::Preset(given("preset", values.preset)?),
     };
     Ok(Advice::Retain { parts, change })
+}
+
+fn given<T>(field: &'static str, value: Option<T>) -> Result<T, Refusal> {
+    value.ok_or(Refusal::RequestInvalid { field, problem: "is missing" })
+}
+
+/// The values in a request to advise. Each goes with one kind of advice.
+struct AdviceValues {
+    importance: Option<u8>,
+    class: Option<MemoryClass>,
+    needed_within: Option<Duration>,
+    location: Option<Tier>,
+    pattern: Option<Pattern>,
+    preset: Option<Preset>,
+}
+
+impl AdviceValues {
+    fn of(message: &v1::AdviseRequest) -> Result<Self, Refusal> {
+        let percent = |percent: u32| match u8::try_from(percent) {
+            Ok(percent) if percent <= 100 => Ok(percent),
+            _ => Err(Refusal::RequestInvalid { field: "importance_percent", problem: "is above 100" }),
+        };
+        Ok(Self {
+            importance: message.importance_percent.map(percent).transpose()?,
+            class: memory_class(message.memory_class)?,
+            needed_within: message.needed_within_ms.map(Duration::from_millis),
+            location: match v1::Tier::try_from(message.location) {
+                Ok(v1::Tier::Unspecified) => None,
+                Ok(v1::Tier::Device) => Some(Tier::Device),
+                Ok(v1::Tier::Host) => Some(Tier::Host),
+                Ok(v1::Tier::Disk) => Some(Tier::Disk),
+                Err(_) => return Err(unknown_value("location")),
+            },
+            pattern: pattern(message.pattern)?,
+            preset: preset(message.preset)?,
+        })
+    }
+
+    fn check_belong_to(&self, advice: v1::Advice) -> Result<(), Refusal> {
+        use v1::Advice as A;
+        let rules = [
+            (
+                "importance_percent",
+                self.importance.is_some(),
+                A::SetImportance,
+                "goes with ADVICE_SET_IMPORTANCE only",
+            ),
+            ("memory_class", self.class.is_some(), A::SetClass, "goes with ADVICE_SET_CLASS only"),
+            (
+                "needed_within_ms",
+                self.needed_within.is_some(),
+                A::WillNeed,
+                "goes with ADVICE_WILL_NEED only",
+            ),
+            ("location", self.location.is_some(), A::SetLocation, "goes with ADVICE_SET_LOCATION only"),
+            ("pattern", self.pattern.is_some(), A::SetPattern, "goes with ADVICE_SET_PATTERN only"),
+            ("preset", self.preset.is_some(), A::Preset, "goes with ADVICE_PRESET only"),
+        ];
+        let wrong = rules.into_iter().find(|(_, is_given, of, _)| *is_given && *of != advice);
+        wrong.map_or(Ok(()), |(field, .., problem)| Err(Refusal::RequestInvalid { field, problem }))
+    }
+}
+
+fn pattern(pattern: i32) -> Result<Option<Pattern>, Refusal> {
+    use v1::AccessPattern as Wire;
+    match Wire::try_from(pattern) {
+        Ok(Wire::Unspecified) => Ok(None),
+        Ok(Wire::Sequential) => Ok(Some(Pattern::Sequential)),
+        Ok(Wire::Strided) => Ok(Some(Pattern::Strided)),
+        Ok(Wire::Window) => Ok(Some(Pattern::Window)),
+        Ok(Wire::Loop) => Ok(Some(Pattern::Loop)),
+        Ok(Wire::Random) => Ok(Some(Pattern::Random)),
+        Ok(Wire::Sparse) => Ok(Some(Pattern::Sparse)),
+        Err(_) => Err(unknown_value("pattern")),
+    }
+}
+
+fn preset(preset: i32) -> Result<Option<Preset>, Refusal> {
+    use v1::AdvicePreset as Wire;
+    match Wire::try_from(preset) {
+        Ok(Wire::Unspecified) => Ok(None),
+        Ok(Wire::Weights) => Ok(Some(Preset::Weights)),
+        Ok(Wire::KvCache) => Ok(Some(Preset::KvCache)),
+        Ok(Wire::Activations) => Ok(Some(Preset::Activations)),
+        Ok(Wire::Staging) => Ok(Some(Preset::Staging)),
+        Err(_) => Err(unknown_value("preset")),
+    }
 }
 
 fn memory_class(class: i32) -> Result<Option<MemoryClass>, Refusal> {
@@ -273,7 +358,7 @@ mod tests {
         let plain = |kind: i32| v1::AdviseRequest { advice: kind, ..Default::default() };
         let of = |kind: A| plain(kind.into());
         assert_eq!(advice(&of(A::SetAccessedBy)), Ok(Advice::SetAccessedBy));
-        for nothing in [0, 9, -1] {
+        for nothing in [0, 17, -1] {
             assert_eq!(invalid(advice(&plain(nothing))), "advice");
         }
         let parts = Some(v1::PartSpan { first_index: 2, count: 3 });
@@ -288,6 +373,36 @@ mod tests {
         assert_eq!(importance(A::SetImportance, Some(100)), Ok(Advice::Retain { parts: None, change }));
         for wrong in [(A::SetImportance, Some(101)), (A::SetImportance, None), (A::Need, Some(1))] {
             assert_eq!(invalid(importance(wrong.0, wrong.1)), "importance_percent", "{wrong:?}");
+        }
+        let refused = [
+            ("needed_within_ms", of(A::WillNeed)),
+            ("needed_within_ms", v1::AdviseRequest { needed_within_ms: Some(5), ..of(A::DoNotNeed) }),
+            ("location", of(A::SetLocation)),
+            ("location", v1::AdviseRequest { location: 4, ..of(A::SetLocation) }),
+            ("location", v1::AdviseRequest { location: 1, ..of(A::UnsetLocation) }),
+            ("pattern", of(A::SetPattern)),
+            ("pattern", v1::AdviseRequest { pattern: 7, ..of(A::SetPattern) }),
+            ("pattern", v1::AdviseRequest { pattern: 1, ..of(A::SetReadMostly) }),
+            ("preset", of(A::Preset)),
+            ("preset", v1::AdviseRequest { preset: 5, ..of(A::Preset) }),
+            ("preset", v1::AdviseRequest { preset: 1, ..of(A::Need) }),
+        ];
+        for (field, request) in refused {
+            assert_eq!(invalid(advice(&request)), field, "{request:?}");
+        }
+        let within = Retention::NeededWithin(Duration::from_millis(5));
+        let accepted = [
+            (within, v1::AdviseRequest { needed_within_ms: Some(5), ..of(A::WillNeed) }),
+            (Retention::Location(Some(Tier::Disk)), v1::AdviseRequest { location: 3, ..of(A::SetLocation) }),
+            (Retention::Location(None), of(A::UnsetLocation)),
+            (Retention::ReadMostly(true), of(A::SetReadMostly)),
+            (Retention::ReadMostly(false), of(A::UnsetReadMostly)),
+            (Retention::Pattern(Some(Pattern::Loop)), v1::AdviseRequest { pattern: 4, ..of(A::SetPattern) }),
+            (Retention::Pattern(None), of(A::UnsetPattern)),
+            (Retention::Preset(Preset::KvCache), v1::AdviseRequest { preset: 2, ..of(A::Preset) }),
+        ];
+        for (change, request) in accepted {
+            assert_eq!(advice(&request), Ok(Advice::Retain { parts: None, change }), "{request:?}");
         }
         let class = |kind, class: i32| advice(&v1::AdviseRequest { memory_class: class, ..of(kind) });
         let change = Retention::Class(Some(MemoryClass::Cache));

@@ -4,8 +4,8 @@ use std::time::{Duration, SystemTime};
 
 use broker_core::{
     AllocationState, AllocationView, Backing, ChannelId, DeviceView, Kind, Lifetime, MapState, MapperView,
-    MemoryClass, OwnQuotaView, PartAdvice, PartMove, PartRevocation, PartSpan, PartView, QuotaView, Refusal,
-    Released, SessionState, SessionView, Slot, TierView, Time,
+    MemoryClass, OwnQuotaView, PartAdvice, PartMove, PartNeed, PartRevocation, PartSpan, PartView, Pattern,
+    QuotaView, Refusal, Released, SessionState, SessionView, Slot, TierView, Time,
 };
 use prost_types::Timestamp;
 use vramd_proto::v1;
@@ -45,7 +45,11 @@ pub(in crate::grpc) fn allocation(view: AllocationView, reader: For) -> v1::Allo
         disk_bytes: view.on_disk.get(),
         discardable: view.discardable,
         accessed_by_device: view.accessed_by_device,
-        advised_parts: view.advice.into_iter().map(advised_parts).collect(),
+        advised_parts: view
+            .advice
+            .iter()
+            .map(|(span, advice)| advised_parts(*span, *advice, view.as_of))
+            .collect(),
         file: view.file.unwrap_or_default(),
         file_bytes: view.in_file.get(),
     }
@@ -74,10 +78,26 @@ pub(in crate::grpc) fn allocation_in_use(
     allocation
 }
 
-fn advised_parts((span, advice): (PartSpan, PartAdvice)) -> v1::AdvisedParts {
+fn advised_parts(span: PartSpan, advice: PartAdvice, now: Time) -> v1::AdvisedParts {
     v1::AdvisedParts {
         parts: Some(v1::PartSpan { first_index: span.first.0, count: span.count }),
-        not_needed: advice.is_unneeded,
+        not_needed: advice.need == PartNeed::Unneeded,
+        needed_within_ms: match advice.need {
+            PartNeed::Soon { at, .. } => Some(at.since(now).as_millis().try_into().unwrap_or(u64::MAX)),
+            PartNeed::Unneeded | PartNeed::Unknown => None,
+        },
+        location: advice.location.map_or(v1::Tier::Unspecified, tier).into(),
+        read_mostly: advice.is_read_mostly,
+        pattern: match advice.pattern {
+            None => v1::AccessPattern::Unspecified,
+            Some(Pattern::Sequential) => v1::AccessPattern::Sequential,
+            Some(Pattern::Strided) => v1::AccessPattern::Strided,
+            Some(Pattern::Window) => v1::AccessPattern::Window,
+            Some(Pattern::Loop) => v1::AccessPattern::Loop,
+            Some(Pattern::Random) => v1::AccessPattern::Random,
+            Some(Pattern::Sparse) => v1::AccessPattern::Sparse,
+        }
+        .into(),
         importance_percent: advice.importance.map(u32::from),
         memory_class: match advice.class {
             None => v1::MemoryClass::Unspecified,
@@ -336,6 +356,7 @@ mod tests {
             discardable: false,
             accessed_by_device: false,
             advice: Vec::new(),
+            as_of: Time::START,
             state: AllocationState::Sealed,
             size: Bytes::new(5),
             charged: Bytes::mib(2),

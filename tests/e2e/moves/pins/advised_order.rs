@@ -1,6 +1,8 @@
 //! Owners say which of their parts leave first.
 
-use vramd_client::{Advice, Allocation, Client, MemoryClass, Reason};
+use std::time::Duration;
+
+use vramd_client::{Access, AccessPattern, Advice, Allocation, Client, MemoryClass, Preset, Reason, Tier};
 use vramd_proto::v1::{self, AdviseRequest, AllocationSpec, PartSpan};
 use vramd_tests::{Config, Daemon, MIB_2, RawSession, session::spec, wait::until};
 
@@ -38,7 +40,8 @@ type Case = (&'static [(u32, Advice)], [&'static str; 4]);
 
 #[test]
 fn parts_leave_by_need_importance_and_class() {
-    let cases: [Case; 4] = [
+    const SOON: Duration = Duration::from_secs(3600);
+    let cases: [Case; 9] = [
         (&[(2, Advice::DoNotNeed)], ["device", "device", "host", "device"]),
         (&[(3, Advice::SetImportance(49))], ["device", "device", "device", "host"]),
         (
@@ -48,6 +51,14 @@ fn parts_leave_by_need_importance_and_class() {
         (
             &[(0, Advice::SetImportance(0)), (3, Advice::DoNotNeed), (3, Advice::SetImportance(100))],
             ["device", "device", "device", "host"],
+        ),
+        (&[(0, Advice::WillNeed(SOON))], ["device", "host", "device", "device"]),
+        (&[(2, Advice::SetLocation(Tier::Host))], ["device", "device", "host", "device"]),
+        (&[(0, Advice::SetLocation(Tier::Device))], ["device", "host", "device", "device"]),
+        (&[(3, Advice::SetReadMostly)], ["device", "device", "device", "host"]),
+        (
+            &[(0, Advice::Preset(Preset::KvCache)), (1, Advice::Preset(Preset::Activations))],
+            ["device", "device", "host", "device"],
         ),
     ];
     for (advice, expected) in cases {
@@ -67,6 +78,23 @@ fn parts_leave_by_need_importance_and_class() {
 }
 
 #[test]
+fn part_of_a_loop_that_was_used_last_leaves_first() {
+    let daemon = Daemon::start(&node());
+    let client = connect(&daemon);
+    let memory = full_device(&daemon, &client);
+    memory.advise(Advice::SetPattern(AccessPattern::Loop)).unwrap();
+    for part in 0..3 {
+        drop(memory.pin_parts(part..part + 1, Access::Read).unwrap());
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let other = press(&daemon, 1);
+    assert_eq!(lies(&daemon, &memory), ["device", "device", "host", "device"]);
+    drop((memory, other));
+    client.flush().unwrap();
+    assert_nothing_left(&daemon);
+}
+
+#[test]
 fn advice_is_shown_withdrawn_and_ends_when_the_part_has_left() {
     let daemon = Daemon::start(&node());
     let client = connect(&daemon);
@@ -83,6 +111,10 @@ fn advice_is_shown_withdrawn_and_ends_when_the_part_has_left() {
             "not_needed": not_needed,
             "importance_percent": importance,
             "memory_class": "weights",
+            "needed_within_ms": null,
+            "location": null,
+            "read_mostly": false,
+            "pattern": null,
         })
     };
     assert_eq!(
@@ -100,6 +132,18 @@ fn advice_is_shown_withdrawn_and_ends_when_the_part_has_left() {
     memory.advise(Advice::UnsetImportance).unwrap();
     memory.advise(Advice::UnsetClass).unwrap();
     assert_eq!(shown(), serde_json::json!([]));
+
+    memory.advise_parts(1..2, Advice::Preset(Preset::Staging)).unwrap();
+    memory.advise_parts(1..2, Advice::WillNeed(Duration::from_secs(3600))).unwrap();
+    let row = &shown()[0];
+    let of_preset = (&row["memory_class"], &row["location"], &row["pattern"], &row["read_mostly"]);
+    assert_eq!(of_preset, (&"scratch".into(), &"host".into(), &"sequential".into(), &false.into()));
+    assert!(row["needed_within_ms"].as_u64().is_some_and(|ms| ms <= 3_600_000), "{row}");
+    let refused = memory.advise(Advice::SetReadMostly).unwrap_err();
+    assert_eq!(refused.reason(), Some(Reason::AdviceContradicts), "{refused}");
+    let refused = memory.advise(Advice::SetLocation(Tier::Disk)).unwrap_err();
+    assert_eq!(refused.reason(), Some(Reason::TierUnsupported), "{refused}");
+    assert_eq!(shown().as_array().map(Vec::len), Some(1), "refused advice changes nothing");
     drop((memory, other));
     client.flush().unwrap();
 }
@@ -129,6 +173,15 @@ fn invalid_advice_is_refused_and_changes_nothing() {
             "importance_percent",
             AdviseRequest { importance_percent: Some(101), ..request(v1::Advice::SetImportance) },
         ),
+        ("needed_within_ms", AdviseRequest { needed_within_ms: Some(0), ..request(v1::Advice::WillNeed) }),
+        (
+            "needed_within_ms",
+            AdviseRequest { needed_within_ms: Some(u64::MAX), ..request(v1::Advice::WillNeed) },
+        ),
+        ("needed_within_ms", AdviseRequest { needed_within_ms: Some(5), ..need() }),
+        ("location", AdviseRequest { location: 4, ..request(v1::Advice::SetLocation) }),
+        ("pattern", AdviseRequest { pattern: 7, ..request(v1::Advice::SetPattern) }),
+        ("preset", AdviseRequest { preset: 5, ..request(v1::Advice::Preset) }),
         ("memory_class", request(v1::Advice::SetClass)),
         ("memory_class", AdviseRequest { memory_class: 9, ..request(v1::Advice::SetClass) }),
     ];

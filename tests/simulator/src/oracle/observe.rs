@@ -65,6 +65,7 @@ impl Oracle {
         let maps = self.facts.sessions.get(&session).is_some_and(|it| it.mappings.contains_key(&part));
         if maps {
             self.facts.used.insert(part, self.facts.now);
+            self.record_advised_use(part);
         }
         match pinned {
             true if maps => self.facts.insert_pin(session, part),

@@ -1,6 +1,8 @@
 //! Owners that advise how their memory is used.
 
-use broker_core::{Advice, ClientRequest, MemoryClass, PartSpan, Retention, Tier};
+use std::time::Duration;
+
+use broker_core::{Advice, ClientRequest, MemoryClass, PartSpan, Pattern, Preset, Retention, Tier};
 use vramd_types::{AllocationId, ExtentId, PartIndex};
 
 use super::World;
@@ -31,10 +33,33 @@ impl World {
         });
         let classes =
             [MemoryClass::Scratch, MemoryClass::Weights, MemoryClass::Activations, MemoryClass::Cache];
-        let change = match dice.roll(4) {
-            0 => Retention::Needed(dice.chance(200)),
-            1 => Retention::Class(dice.chance(800).then(|| dice.one(&classes))),
-            _ => Retention::Importance(dice.chance(800).then(|| dice.one(&[0, 10, 50, 90, 100, 101]))),
+        let patterns = [
+            Pattern::Sequential,
+            Pattern::Strided,
+            Pattern::Window,
+            Pattern::Loop,
+            Pattern::Loop,
+            Pattern::Random,
+            Pattern::Sparse,
+        ];
+        let presets = [Preset::Weights, Preset::KvCache, Preset::Activations, Preset::Staging];
+        let mut parts = parts;
+        let change = match dice.roll(13) {
+            0 | 1 => Retention::Needed(dice.chance(200)),
+            2 | 3 => Retention::Class(dice.chance(800).then(|| dice.one(&classes))),
+            4 | 5 => Retention::Importance(dice.chance(800).then(|| dice.one(&[0, 10, 50, 90, 100, 101]))),
+            6 => Retention::NeededWithin(Duration::from_millis(dice.roll(2000))),
+            7 => {
+                let tiers = [Tier::Device, Tier::Host, Tier::Disk];
+                Retention::Location(dice.chance(800).then(|| dice.one(&tiers)))
+            }
+            8 => Retention::ReadMostly(dice.chance(800)),
+            9..12 => {
+                // A pattern orders several parts.
+                parts = parts.filter(|_| dice.chance(300));
+                Retention::Pattern(dice.chance(900).then(|| dice.one(&patterns)))
+            }
+            _ => Retention::Preset(dice.one(&presets)),
         };
         ClientRequest::Advise(id, Advice::Retain { parts, change })
     }

@@ -358,7 +358,12 @@ impl Broker {
             lifetime: allocation.lifetime,
             discardable: allocation.discardable,
             accessed_by_device: allocation.in_place,
-            advice: if parts.is_some() { self.usage.advice.spans(id).collect() } else { Vec::new() },
+            advice: if parts.is_some() {
+                self.usage.advice.spans(id, self.shell.now).collect()
+            } else {
+                Vec::new()
+            },
+            as_of: self.shell.now,
             state: allocation.state,
             size: allocation.size,
             charged,

@@ -3,7 +3,7 @@
 //!
 //! No waiter depends on any of this: for waiters the daemon makes room at any pressure.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use vramd_types::{Bytes, DeviceIndex, SessionId};
 
@@ -83,12 +83,14 @@ impl Broker {
             Tier::Device => {
                 let (cold, next) = self.cold_in(place);
                 let evicted = high && self.evict_cold(place, &cold);
-                let written = self.write_back_cold(place.device, &cold);
+                let mut idle = self.read_mostly_in(place);
+                idle.extend(&cold);
+                let written = self.write_back_ahead(place.device, &idle);
                 self.record_cold_scan(place, next, evicted || written);
             }
             Tier::Host if high => {
                 let (cold, next) = self.cold_in(place);
-                let demoted = self.demote_cold(place, &cold);
+                let demoted = self.demote_cold(place, &self.by_location(cold));
                 self.record_cold_scan(place, next, demoted);
             }
             Tier::Host | Tier::Disk => {}
@@ -130,6 +132,35 @@ impl Broker {
         (cold, looked_at.last().filter(|(_, last)| is_full && *last < since).copied())
     }
 
+    /// Parts without known pins that their owners mostly read, whether or not they are cold: their backing stays clean
+    /// once they are written back. Only among as many as a scan for cold parts visits.
+    fn read_mostly_in(&self, place: Place) -> Vec<PartRef> {
+        if self.usage.advice.is_empty() {
+            return Vec::new();
+        }
+        let parts = self.usage.residents.order_by_use(place.device, None).take(COLD_PARTS_SCANNED);
+        let parts = parts.map(|(part, _)| part).filter(|part| self.usage.residents.is_candidate(*part));
+        parts.filter(|part| self.usage.advice.of(*part).is_read_mostly).collect()
+    }
+
+    /// Cold parts with each place of a tenant taken by its next part: first those that should lie on disk, last those
+    /// that should lie in the host.
+    fn by_location(&self, cold: Vec<PartRef>) -> Vec<PartRef> {
+        if self.usage.advice.is_empty() {
+            return cold;
+        }
+        let tenant = |part: &PartRef| self.footprint_of(*part).map(|footprint| footprint.tenant);
+        let mut by_tenant: BTreeMap<_, VecDeque<PartRef>> = BTreeMap::new();
+        let mut ranked = cold.clone();
+        ranked.sort_by_key(|part| self.usage.advice.of(*part).rank_on_host());
+        for part in ranked {
+            by_tenant.entry(tenant(&part)).or_default().push_back(part);
+        }
+        cold.iter()
+            .filter_map(|part| by_tenant.get_mut(&tenant(part)).and_then(VecDeque::pop_front))
+            .collect()
+    }
+
     fn record_cold_scan(&mut self, place: Place, next: Option<(PartRef, Time)>, done: bool) {
         match next {
             _ if done => {}
@@ -149,12 +180,12 @@ impl Broker {
         leaves
     }
 
-    /// Writes cold parts back. Returns whether any copy begins.
-    fn write_back_cold(&mut self, device: DeviceIndex, cold: &[PartRef]) -> bool {
+    /// Writes parts back. Returns whether any copy begins.
+    fn write_back_ahead(&mut self, device: DeviceIndex, parts: &[PartRef]) -> bool {
         let of_device = self.moves.write_backs.iter().filter(|(part, _)| self.is_on(*part, device));
         let mut left = WRITE_BACKS_AHEAD_MAX.saturating_sub(of_device.count());
         let before = left;
-        for part in cold {
+        for part in parts {
             if left == 0 {
                 break;
             }

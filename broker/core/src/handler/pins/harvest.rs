@@ -19,6 +19,7 @@ impl Broker {
                 self.mark_dirty(*part);
             }
             planted!(self, UnwrittenTakenForClean => if !written { self.take_for_clean(*part) });
+            self.record_advised_use(*part);
             // The part is in the list of one tier at most.
             let mut lets_go = false;
             for among in [&mut self.usage.residents, &mut self.usage.idle_on_host] {

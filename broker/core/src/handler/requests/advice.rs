@@ -11,9 +11,11 @@ use crate::{
     command::Notice,
     error::Refusal,
     event::{Advice, Kind, PartRef, PartSpan, Retention, Tier},
+    eviction::PartAdvice,
     follow_up::Fact,
     handler::{Start, Started},
-    residency::AllocationState,
+    limits::NEEDED_WITHIN_MAX,
+    residency::{Allocation, AllocationState},
     tenancy::{Outcome, TenantId},
 };
 
@@ -49,6 +51,8 @@ impl Broker {
         if allocation.discardable {
             return Err(Refusal::KindUnsupported { kind: "advised discardable" });
         }
+        let parts = PartSpan::new(0, allocation.part_count());
+        self.check_agrees(id, parts, in_place, |standing| standing)?;
         let device = self.config.devices.get(usize::from(allocation.device.0));
         if in_place && !device.is_some_and(|device| device.maps_host) {
             return Err(Refusal::TierUnsupported { tier: Tier::Host });
@@ -82,16 +86,58 @@ impl Broker {
             let problem = "the allocation has no such parts, or there are none";
             return Err(Refusal::RequestInvalid { field: "parts", problem });
         }
-        if let Retention::Importance(Some(101..)) = change {
-            return Err(Refusal::RequestInvalid { field: "importance_percent", problem: "is above 100" });
-        }
-        let tenant = allocation.tenant;
+        self.check_retention(allocation, change)?;
+        let (tenant, in_place, now) = (allocation.tenant, allocation.in_place, self.shell.now);
+        self.check_agrees(id, span, in_place, |standing| standing.with(change, now))?;
         planted!(self, AdviceLeaks => span = PartSpan { count: span.count.saturating_add(1), ..span });
-        if self.usage.advice.change((id, tenant), part_count, span, change) {
+        if self.usage.advice.change((id, tenant), part_count, span, (change, now)) {
             let advice = Advice::Retain { parts, change };
             self.note_allocation(id, |allocation, tenant| Notice::Advised { allocation, tenant, advice });
         }
         Ok(Started::Done(Outcome::Advised(id)))
+    }
+
+    /// Checks that such advice has a meaning for the allocation.
+    fn check_retention(&self, allocation: &Allocation, change: Retention) -> Result<(), Refusal> {
+        match change {
+            Retention::Importance(Some(101..)) => {
+                return Err(Refusal::RequestInvalid { field: "importance_percent", problem: "is above 100" });
+            }
+            Retention::NeededWithin(delay) if delay.is_zero() || delay > NEEDED_WITHIN_MAX => {
+                let problem = "is zero, or more than a day";
+                return Err(Refusal::RequestInvalid { field: "needed_within_ms", problem });
+            }
+            _ => {}
+        }
+        let after = PartAdvice::default().with(change, self.shell.now);
+        // A discardable part lies on its device or nowhere, and is never copied.
+        let is_below = matches!(after.location, Some(Tier::Host | Tier::Disk));
+        if allocation.discardable && (is_below || after.is_read_mostly) {
+            return Err(Refusal::KindUnsupported { kind: "advised discardable" });
+        }
+        match after.location {
+            Some(tier)
+                if is_below && !self.ledger.below(allocation.device).any(|place| place.tier == tier) =>
+            {
+                Err(Refusal::TierUnsupported { tier })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Checks that the advice for parts, after a change, does not contradict itself.
+    fn check_agrees(
+        &self,
+        id: AllocationId,
+        parts: PartSpan,
+        in_place: bool,
+        changed: impl Fn(PartAdvice) -> PartAdvice,
+    ) -> Result<(), Refusal> {
+        let standing = self.usage.advice.within(id, parts).into_iter();
+        match standing.map(changed).find_map(|advice| advice.contradiction(in_place)) {
+            Some(problem) => Err(Refusal::AdviceContradicts { allocation: id, problem }),
+            None => Ok(()),
+        }
     }
 
     /// Sends the part where it lies to sessions that wait for it.

@@ -5,7 +5,7 @@ use vramd_types::{AllocationId, SessionId};
 use crate::{
     broker::Broker,
     event::{PartRef, PartSpan, Retention, Tier},
-    eviction::{Source, Weight},
+    eviction::{PartNeed, Source, Weight},
     line::Footprint,
     residency::{AllocationState, MapState},
 };
@@ -68,12 +68,25 @@ impl Broker {
     /// Ends the advice that the part is not needed on its device, once it has left.
     pub(crate) fn end_unneeded(&mut self, part: PartRef) {
         planted!(self, UnneededKept => return);
-        if self.usage.advice.of(part).is_unneeded
-            && let Some(allocation) = self.allocations.get(part.allocation)
-        {
+        if self.usage.advice.of(part).need == PartNeed::Unneeded {
+            self.forget_need(part);
+        }
+    }
+
+    /// Records a use of the part that its owner's advice depends on.
+    pub(crate) fn record_advised_use(&mut self, part: PartRef) {
+        self.usage.advice.record_use(part, self.shell.now);
+        planted!(self, SoonKept => return);
+        if matches!(self.usage.advice.of(part).need, PartNeed::Soon { .. }) {
+            self.forget_need(part);
+        }
+    }
+
+    fn forget_need(&mut self, part: PartRef) {
+        if let Some(allocation) = self.allocations.get(part.allocation) {
             let (of, span) = ((part.allocation, allocation.tenant), PartSpan { first: part.part, count: 1 });
             let part_count = allocation.part_count();
-            self.usage.advice.change(of, part_count, span, Retention::Needed(true));
+            self.usage.advice.change(of, part_count, span, (Retention::Needed(true), self.shell.now));
         }
     }
 

@@ -89,7 +89,7 @@ fn sheet(allocation: &v1::Allocation) -> String {
         ("device", allocation.device.clone()),
         ("state", state_name(allocation.state()).to_owned()),
         ("lifetime", lifetime(allocation)),
-        ("owner", owner),
+        ("owner", owner.clone()),
         ("size", format!("{} ({} bytes)", size(allocation.size_bytes), allocation.size_bytes)),
         ("charged", size(allocation.charged_bytes)),
         ("resident", size(allocation.resident_bytes)),
@@ -103,7 +103,7 @@ fn sheet(allocation: &v1::Allocation) -> String {
         ("unreturned", size_or_dash(allocation.unreturned_bytes)),
         ("digest", text_or_dash(&allocation.digest)),
         ("readers", text_or_dash(&allocation.readers.join(" "))),
-        ("advice", text_or_dash(&advice(allocation))),
+        ("advice", text_or_dash(&advice(allocation, &owner))),
     ]);
     let parts = table(
         &[
@@ -130,8 +130,8 @@ fn sheet(allocation: &v1::Allocation) -> String {
     format!("{facts}\n\n{parts}")
 }
 
-/// Which parts its owner advised to leave earlier or later than others.
-fn advice(allocation: &v1::Allocation) -> String {
+/// Which parts their owner advised to leave earlier or later than others, with that owner.
+fn advice(allocation: &v1::Allocation, owner: &str) -> String {
     let spans = allocation.advised_parts.iter().map(|advised| {
         let span = advised.parts.unwrap_or_default();
         let last = span.first_index.saturating_add(span.count).saturating_sub(1);
@@ -141,12 +141,17 @@ fn advice(allocation: &v1::Allocation) -> String {
         };
         let said = [
             advised.not_needed.then(|| "not needed".to_owned()),
+            advised.needed_within_ms.map(|ms| format!("needed within {ms} ms")),
+            preferred(advised).map(|tier| format!("preferred on {tier}")),
             advised.importance_percent.map(|percent| format!("importance {percent}%")),
             class_name(advised.memory_class()).map(str::to_owned),
+            advised.read_mostly.then(|| "read mostly".to_owned()),
+            pattern_name(advised.pattern()).map(str::to_owned),
         ];
         format!("{parts}: {}", said.into_iter().flatten().collect::<Vec<_>>().join(", "))
     });
-    spans.collect::<Vec<_>>().join("; ")
+    let spans = spans.collect::<Vec<_>>();
+    if spans.is_empty() { String::new() } else { format!("{} (from {owner})", spans.join("; ")) }
 }
 
 fn advised_json(advised: &v1::AdvisedParts) -> Value {
@@ -157,7 +162,27 @@ fn advised_json(advised: &v1::AdvisedParts) -> Value {
         "not_needed": advised.not_needed,
         "importance_percent": advised.importance_percent,
         "memory_class": class_name(advised.memory_class()),
+        "needed_within_ms": advised.needed_within_ms,
+        "location": preferred(advised),
+        "read_mostly": advised.read_mostly,
+        "pattern": pattern_name(advised.pattern()),
     })
+}
+
+fn preferred(advised: &v1::AdvisedParts) -> Option<&'static str> {
+    Some(advised.location()).filter(|tier| *tier != v1::Tier::Unspecified).map(tier_name)
+}
+
+const fn pattern_name(pattern: v1::AccessPattern) -> Option<&'static str> {
+    match pattern {
+        v1::AccessPattern::Unspecified => None,
+        v1::AccessPattern::Sequential => Some("sequential"),
+        v1::AccessPattern::Strided => Some("strided"),
+        v1::AccessPattern::Window => Some("window"),
+        v1::AccessPattern::Loop => Some("loop"),
+        v1::AccessPattern::Random => Some("random"),
+        v1::AccessPattern::Sparse => Some("sparse"),
+    }
 }
 
 const fn class_name(class: v1::MemoryClass) -> Option<&'static str> {

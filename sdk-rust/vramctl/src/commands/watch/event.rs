@@ -222,6 +222,18 @@ fn advised(id: &AllocationId, advice: v1::Advice) -> (&'static str, String) {
             ("importance_unset", format!("{id}: parts have no importance any more"))
         }
         v1::Advice::SetClass => ("class_set", format!("{id}: parts have a memory class")),
+        v1::Advice::WillNeed => ("needed_soon", format!("{id}: parts are needed soon")),
+        v1::Advice::SetLocation => ("location_set", format!("{id}: parts have a preferred tier")),
+        v1::Advice::UnsetLocation => {
+            ("location_unset", format!("{id}: parts have no preferred tier any more"))
+        }
+        v1::Advice::SetReadMostly => ("read_mostly_set", format!("{id}: parts are mostly read")),
+        v1::Advice::UnsetReadMostly => {
+            ("read_mostly_unset", format!("{id}: parts are not mostly read any more"))
+        }
+        v1::Advice::SetPattern => ("pattern_set", format!("{id}: parts have a pattern of use")),
+        v1::Advice::UnsetPattern => ("pattern_unset", format!("{id}: parts have no pattern of use any more")),
+        v1::Advice::Preset => ("preset", format!("{id}: parts have the advice of a preset")),
         v1::Advice::UnsetClass => ("class_unset", format!("{id}: parts have no memory class any more")),
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use broker_core::{CallId, Kind, Lifetime, PartAdvice, PartRef};
+use broker_core::{CallId, Kind, Lifetime, PartAdvice, PartRef, Time};
 use vramd_types::{ExtentId, SessionId};
 
 use super::Tenant;
@@ -85,6 +85,8 @@ pub(crate) struct AllocationFacts {
     pub(crate) in_place: bool,
     /// Its owner's advice on the order in which its parts leave, by index.
     pub(crate) advice: BTreeMap<u32, PartAdvice>,
+    /// For parts that are used onward and in a loop: the last use that was seen, and the furthest part then.
+    pub(crate) pattern_uses: [Option<(Time, u32)>; 2],
     /// It was loaded from a file.
     pub(crate) loaded: bool,
     /// It has no handle pin: its owner is sent only what it pins.

@@ -4,7 +4,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use broker_core::{
-    Advice, AllocationView, Broker, MemoryClass, PartAdvice, PartRef, Retention, invariants::ADVISED_ORDER,
+    Advice, AllocationView, Broker, MemoryClass, PartAdvice, PartNeed, PartRef, Pattern, Preset, Retention,
+    Tier, Time, invariants::ADVISED_ORDER,
 };
 use vramd_types::AllocationId;
 
@@ -14,10 +15,14 @@ use crate::oracle::{
     sessions::silences::Doubt,
 };
 
-/// A smaller one leaves first: needed, importance in percent, place in the order of classes.
-type Rank = (bool, u8, u8);
+/// A smaller one leaves first: need, location, importance in percent, place in the order of classes, whether it is
+/// written.
+type Rank = (u8, u8, u8, u8, bool);
 
 fn rank(advice: PartAdvice) -> Rank {
+    if advice.need == PartNeed::Unneeded {
+        return (0, 0, 0, 0, false);
+    }
     let class = match advice.class {
         Some(MemoryClass::Scratch) => 0,
         Some(MemoryClass::Weights) => 1,
@@ -25,36 +30,106 @@ fn rank(advice: PartAdvice) -> Rank {
         Some(MemoryClass::Activations) => 3,
         Some(MemoryClass::Cache) => 4,
     };
-    if advice.is_unneeded { (false, 0, 0) } else { (true, advice.importance.unwrap_or(50), class) }
+    let need = if advice.need == PartNeed::Unknown { 1 } else { 2 };
+    let location = match advice.location {
+        Some(Tier::Host | Tier::Disk) => 0,
+        None => 1,
+        Some(Tier::Device) => 2,
+    };
+    (need, location, advice.importance.unwrap_or(50), class, !advice.is_read_mostly)
+}
+
+/// The advice as it stands at that time.
+fn standing(advice: PartAdvice, now: Time) -> PartAdvice {
+    match advice.need {
+        PartNeed::Soon { until, .. } if now >= until => PartAdvice { need: PartNeed::Unknown, ..advice },
+        _ => advice,
+    }
+}
+
+fn change(part: &mut PartAdvice, change: Retention, now: Time) {
+    match change {
+        Retention::Needed(true) => part.need = PartNeed::Unknown,
+        Retention::Needed(false) => part.need = PartNeed::Unneeded,
+        Retention::NeededWithin(delay) => {
+            part.need = PartNeed::Soon { at: now.after(delay), until: now.after(delay * 2) };
+        }
+        Retention::Importance(importance) => part.importance = importance,
+        Retention::Class(class) => part.class = class,
+        Retention::Location(location) => part.location = location,
+        Retention::ReadMostly(is_read_mostly) => part.is_read_mostly = is_read_mostly,
+        Retention::Pattern(pattern) => part.pattern = pattern,
+        Retention::Preset(preset) => {
+            let (class, location, pattern) = match preset {
+                Preset::Weights => (MemoryClass::Weights, None, None),
+                Preset::KvCache => (MemoryClass::Cache, Some(Tier::Device), None),
+                Preset::Activations => (MemoryClass::Activations, None, None),
+                Preset::Staging => (MemoryClass::Scratch, Some(Tier::Host), Some(Pattern::Sequential)),
+            };
+            (part.class, part.location, part.pattern) = (Some(class), location, pattern);
+            part.is_read_mostly = preset == Preset::Weights;
+        }
+    }
+}
+
+/// The index in `pattern_uses`, for a pattern with an order.
+fn course(advice: PartAdvice) -> Option<usize> {
+    match advice.pattern? {
+        Pattern::Sequential | Pattern::Strided | Pattern::Window => Some(0),
+        Pattern::Loop => Some(1),
+        Pattern::Random | Pattern::Sparse => None,
+    }
 }
 
 impl Oracle {
     /// Applies advice that the core reports. It reports only what changes something.
     pub(crate) fn record_retention(&mut self, id: AllocationId, advice: Advice) {
-        let Advice::Retain { parts, change } = advice else { return };
+        let Advice::Retain { parts, change: told } = advice else { return };
         let Some(allocation) = self.facts.allocations.get_mut(&id) else { return };
         let all = u32::try_from(allocation.part_count).unwrap_or(u32::MAX);
         let span = parts.map_or(0..all, |span| span.first.0..span.first.0 + span.count);
+        let now = self.facts.now;
+        allocation.advice.values_mut().for_each(|advice| *advice = standing(*advice, now));
+        allocation.advice.retain(|_, advice| *advice != PartAdvice::default());
         let before = allocation.advice.clone();
         for index in span.clone() {
-            let part = allocation.advice.entry(index).or_default();
-            match change {
-                Retention::Needed(is_needed) => part.is_unneeded = !is_needed,
-                Retention::Importance(importance) => part.importance = importance,
-                Retention::Class(class) => part.class = class,
-            }
+            change(allocation.advice.entry(index).or_default(), told, now);
         }
         allocation.advice.retain(|_, advice| *advice != PartAdvice::default());
+        if allocation.advice.is_empty() || matches!(told, Retention::Pattern(_) | Retention::Preset(_)) {
+            allocation.pattern_uses = [None; 2];
+        }
         let fits = before != allocation.advice && span.end <= all;
         self.expect(ADVISED_ORDER, fits, || format!("{id}: {advice:?} is reported, and it changes nothing"));
     }
 
     /// Ends the advice that a part is not needed on its device, which it left.
     fn end_unneeded(&mut self, part: PartRef) {
+        self.end_need(part, |need| need == PartNeed::Unneeded);
+    }
+
+    /// A session was seen to use the part: it is no longer needed soon, and its pattern goes on from there.
+    pub(crate) fn record_advised_use(&mut self, part: PartRef) {
+        let now = self.facts.now;
+        if let Some(allocation) = self.facts.allocations.get_mut(&part.allocation)
+            && let Some(course) = allocation.advice.get(&part.part.0).copied().and_then(course)
+        {
+            let last = &mut allocation.pattern_uses[course];
+            let before = last.filter(|(at, _)| *at == now).map(|(_, furthest)| furthest);
+            *last = Some((now, before.unwrap_or(0).max(part.part.0)));
+        }
+        self.end_need(part, |need| matches!(need, PartNeed::Soon { .. }));
+    }
+
+    fn end_need(&mut self, part: PartRef, ends: impl Fn(PartNeed) -> bool) {
+        let now = self.facts.now;
         let Some(allocation) = self.facts.allocations.get_mut(&part.allocation) else { return };
-        if let Some(advice) = allocation.advice.get_mut(&part.part.0) {
-            advice.is_unneeded = false;
-            allocation.advice.retain(|_, advice| *advice != PartAdvice::default());
+        let Some(advice) = allocation.advice.get_mut(&part.part.0).filter(|it| ends(it.need)) else { return };
+        advice.need = PartNeed::Unknown;
+        allocation.advice.values_mut().for_each(|advice| *advice = standing(*advice, now));
+        allocation.advice.retain(|_, advice| *advice != PartAdvice::default());
+        if allocation.advice.is_empty() {
+            allocation.pattern_uses = [None; 2];
         }
     }
 
@@ -64,7 +139,10 @@ impl Oracle {
             (span.first.0..span.first.0 + span.count).map(|index| (index, *advice))
         });
         let shown: BTreeMap<u32, PartAdvice> = each.collect();
-        self.facts.allocations.get(&view.id).is_none_or(|allocation| allocation.advice == shown)
+        self.facts.allocations.get(&view.id).is_none_or(|allocation| {
+            let stands = allocation.advice.iter().map(|(index, it)| (*index, standing(*it, self.facts.now)));
+            stands.filter(|(_, advice)| *advice != PartAdvice::default()).eq(shown)
+        })
     }
 
     /// Checks a part of a tenant that begins to leave a device for a waiter, together with others.
@@ -76,18 +154,46 @@ impl Oracle {
         let own = self.rank_of(part);
         let spared = self.facts.advised_leavable.iter().find(|(other, of, on)| {
             let is_of_same = (*of, *on) == (tenant, device) && !leaving.contains(other);
-            is_of_same && self.rank_of(*other) < own && self.can_certainly_leave(*other)
+            let is_before = self.rank_of(*other) < own || self.comes_before_by_pattern(*other, part);
+            is_of_same && is_before && self.can_certainly_leave(*other)
         });
         let spared = spared.map(|(other, ..)| *other);
         self.expect(ADVISED_ORDER, spared.is_none(), || {
-            format!("{part:?} of tenant {tenant} leaves device {device}, and {spared:?} ranks lower and could leave")
+            format!("{part:?} of tenant {tenant} leaves device {device}, and {spared:?} comes before it and could leave")
         });
     }
 
-    fn rank_of(&self, part: PartRef) -> Rank {
+    fn advice_of(&self, part: PartRef) -> PartAdvice {
         let allocation = self.facts.allocations.get(&part.allocation);
         let advice = allocation.and_then(|it| it.advice.get(&part.part.0)).copied();
-        rank(advice.unwrap_or_default())
+        standing(advice.unwrap_or_default(), self.facts.now)
+    }
+
+    fn rank_of(&self, part: PartRef) -> Rank {
+        rank(self.advice_of(part))
+    }
+
+    /// Whether one of two parts of an allocation with the same rank leaves first by their pattern.
+    fn comes_before_by_pattern(&self, one: PartRef, other: PartRef) -> bool {
+        let (advice, course) = (self.advice_of(one), course(self.advice_of(one)));
+        let is_same = |other: PartAdvice| rank(advice) == rank(other) && course == self::course(other);
+        let Some(course) =
+            course.filter(|_| one.allocation == other.allocation && is_same(self.advice_of(other)))
+        else {
+            return false;
+        };
+        let allocation = self.facts.allocations.get(&one.allocation);
+        let used = allocation.and_then(|it| it.pattern_uses[course]).map(|(_, furthest)| furthest);
+        let place = |part: PartRef| {
+            let index = i64::from(part.part.0);
+            let is_behind = used.is_some_and(|used| part.part.0 <= used);
+            match (is_behind, course) {
+                (true, 0) => (0, index),
+                (true, _) => (0, -index),
+                (false, _) => (1, -index),
+            }
+        };
+        place(one) < place(other)
     }
 
     /// A part that no session maps may have begun to leave before, in a way that is not reported: for pressure that

@@ -192,6 +192,7 @@ impl Oracle {
             uninitialized: spec.uninitialized,
             in_place: false,
             advice: Default::default(),
+            pattern_uses: Default::default(),
             discardable: spec.discardable,
             loaded: false,
             unpinned: spec.unpinned,

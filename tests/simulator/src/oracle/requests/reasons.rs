@@ -50,6 +50,8 @@ pub(crate) fn possible_reasons(asked: &Asked) -> &'static [Reason] {
                 R::AllocationNotFound,
                 R::NotOwner,
                 R::KindUnsupported,
+                R::TierUnsupported,
+                R::AdviceContradicts,
                 R::RequestInvalid,
             ],
             ClientRequest::Load { .. } => &[
