@@ -8,8 +8,8 @@ use vramd_types::Bytes;
 use crate::{
     command::Command,
     config::{Config, devices_of},
-    event::Event,
-    eviction::Usage,
+    event::{Event, PartRef},
+    eviction::{Residents, Usage},
     follow_up::FollowUps,
     handler::{NodeState, Requests},
     invariants,
@@ -96,6 +96,19 @@ impl Broker {
         broker.survey_all();
         broker.arm_survey();
         broker
+    }
+
+    /// Creates a broker that evicts the part which is needed furthest ahead, for replays of a trace. It knows of each
+    /// part what [`Self::foretell`] says, and takes other parts as never used again.
+    pub fn knowing_the_future(config: Config, stored: StoredQuotas, now: Time) -> Self {
+        let mut broker = Self::new(config, stored, now);
+        broker.usage.residents = Residents::knowing_the_future();
+        broker
+    }
+
+    /// Tells when a part will be used: `uses` ascend. A broker that does not know the future ignores it.
+    pub fn foretell(&mut self, part: PartRef, uses: Vec<Time>) {
+        self.usage.residents.foretell(part, uses);
     }
 
     /// Applies one event. [`Self::poll_command`] then returns the commands that follow.

@@ -10,6 +10,7 @@ mod advice;
 mod gdsf;
 mod ghosts;
 mod hit_density;
+mod known_future;
 mod log;
 mod lru;
 mod ranking;
@@ -159,6 +160,8 @@ trait Policy: fmt::Debug + Send {
     fn remove(&mut self, part: Part, why: Removal);
     /// Forgets what it remembers of parts that left: their allocation ended.
     fn forget(&mut self, _: AllocationId) {}
+    /// Tells it when a part will be used: `uses` ascend. `listed` is the part, if it is there.
+    fn foretell(&mut self, _: PartRef, _: Option<Part>, _: Vec<Time>) {}
     /// Returns all parts of a device, first the best victim.
     fn order(&self, device: DeviceIndex) -> Box<dyn Iterator<Item = PartRef> + '_>;
     /// Returns the parts that it remembers although they left.

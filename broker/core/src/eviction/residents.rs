@@ -7,7 +7,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use vramd_types::{AllocationId, DeviceIndex, SessionId};
 
-use super::{EvictionPolicy, Part, Policy, Removal, Weight, lru::Lru, scripted::Scripted};
+use super::{
+    EvictionPolicy, Part, Policy, Removal, Weight, known_future::KnownFuture, lru::Lru, scripted::Scripted,
+};
 use crate::{collections::PartMap, event::PartRef, time::Time};
 
 /// A part, with its last use.
@@ -56,6 +58,11 @@ impl Residents {
     /// Orders parts as given; all others come last.
     pub(crate) fn scripted(script: &[PartRef]) -> Self {
         Self::with(Box::new(Scripted::new(script)), true)
+    }
+
+    /// Orders parts by their next use, as told by [`Self::foretell`].
+    pub(crate) fn knowing_the_future() -> Self {
+        Self::with(Box::<KnownFuture>::default(), true)
     }
 
     fn with(policy: Box<dyn Policy>, has_own_order: bool) -> Self {
@@ -141,6 +148,12 @@ impl Residents {
             Listing::Excluded => self.list(after.describe(part)),
             listing => self.relist(before.describe(part), now, listing == Listing::Used),
         }
+    }
+
+    /// Tells a policy that knows the future when the part will be used. All other policies ignore it.
+    pub(crate) fn foretell(&mut self, part: PartRef, uses: Vec<Time>) {
+        let listed = self.parts.get(part).filter(|it| it.listing != Listing::Excluded);
+        self.policy.foretell(part, listed.map(|it| it.describe(part)), uses);
     }
 
     /// Excludes a part that is leaving from further choices.
