@@ -2,7 +2,7 @@
 .PHONY: help demo test soak gpu gpu-bundle packages verify fix prose errors-md invariants-md metrics-md protocol-md config-md cli-md proto-baseline
 
 # In the order of their dependencies.
-PACKAGES = vramd-types vramd-proto vramd-words vramd-client vramctl
+PACKAGES = vramd-types vramd-proto vramd-words broker-core broker-replay vramd-client vramctl
 
 # A test waits for other processes most of the time.
 TEST_THREADS ?= $(shell echo $$((2 * $$(nproc))))
@@ -32,7 +32,7 @@ gpu-bundle: ## pack that suite for a machine without a toolchain, into target/gp
 
 packages: ## pack the crates that users need, and build each from its package
 	# Cargo keeps the unpacked source of a package of the same version, and would build against an older one.
-	rm -rf $${CARGO_HOME:-$$HOME/.cargo}/registry/src/-*/vramd-*
+	rm -rf $${CARGO_HOME:-$$HOME/.cargo}/registry/src/-*/vramd-* $${CARGO_HOME:-$$HOME/.cargo}/registry/src/-*/broker-*
 	cargo package --quiet --allow-dirty $(addprefix -p ,$(PACKAGES))
 
 verify: ## run all checks of CI

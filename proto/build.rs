@@ -4,7 +4,7 @@ use std::{env, error::Error, fs, path::PathBuf};
 
 use prost::Message as _;
 
-const FILES: [&str; 7] = [
+const FILES: [&str; 8] = [
     "vramd/v1/types.proto",
     "vramd/v1/memory.proto",
     "vramd/v1/admin.proto",
@@ -12,6 +12,7 @@ const FILES: [&str; 7] = [
     "vramd/v1/watch.proto",
     "vramd/v1/moves.proto",
     "vramd/v1/settings.proto",
+    "vramd/v1/trace.proto",
 ];
 
 fn main() -> Result<(), Box<dyn Error>> {

@@ -27,6 +27,7 @@ use crate::{
         paths::Environment, process, sockets::Sockets, sockets::SocketsError, tenant_rules::Rules,
     },
     reactor::{Clock, Copies, Executor, Files, Inbox, InboxLimits, Queue, QuotaWriter, Reactor, inbox},
+    recorder::Recorder,
     socket_keeper::{Listening, SocketKeeper},
     state::State,
     surroundings::{self, Warning},
@@ -256,6 +257,7 @@ impl App {
         let broker = Broker::new(core_config, self.stored, self.clock.now());
         let writer = quota_writer(Arc::clone(&self.state));
         let events = Events::new(self.clock, self.boot_epoch, uuids, event_limits(&self.config));
+        let recorder = Recorder::new(self.clock, self.config.limits.trace_records_max);
         let files = Files::default();
         let moves = Moves::new(&self.driver, self.clock, copies.clone());
         let executor = Executor::new(
@@ -269,6 +271,7 @@ impl App {
         .with_moves(moves.clone(), copies)
         .with_files(files.clone())
         .with_harvest(harvest)
+        .with_recorder(recorder.clone())
         .with_revocations(self.revocations);
         let mut reactor = tokio::spawn(Reactor::new(broker, self.queue, executor, self.clock).run());
         let devices_surveyed = devices_surveyed(&self.inbox);
@@ -304,6 +307,7 @@ impl App {
                 readers_max: self.config.limits.readers_max,
                 telemetry: telemetry.clone(),
                 moves,
+                recorder,
                 files: grpc::Loading::new(
                     files,
                     &self.config.files.immutable_paths,

@@ -10,7 +10,8 @@
 //!
 //! [`config`] reads the operator's configuration, and [`platform`] asks the kernel about peers, sockets and files.
 //! [`state`] keeps what outlives the daemon. [`driver_choice`] opens a driver. [`events`] feeds watches, [`moves`]
-//! lists moves between tiers, and [`harvest`] reads which parts clients use. [`telemetry`] has metrics, traces and
+//! lists moves between tiers, [`harvest`] reads which parts clients use, and [`recorder`]
+//! records traces. [`telemetry`] has metrics, traces and
 //! logs. [`socket_keeper`] keeps the sockets in place. [`surroundings`] warns of limits of the machine. [`app`] assembles all of them, and [`exit`] maps failures to exit statuses.
 
 pub mod app;
@@ -25,6 +26,7 @@ pub mod harvest;
 pub mod moves;
 pub mod platform;
 pub mod reactor;
+pub mod recorder;
 pub mod socket_keeper;
 pub mod state;
 pub mod surroundings;

@@ -263,6 +263,30 @@ impl AdminClient {
         Ok(Watch { rpc: &self.rpc, stream })
     }
 
+    /// Begins to record a trace of at most so many records, or of as many as the daemon allows. Returns the bound.
+    pub fn start_trace(&self, records_max: Option<u64>) -> Result<u64> {
+        let request = v1::StartTraceRequest { records_max };
+        let answer =
+            self.call(request, |mut client, request| async move { client.start_trace(request).await })?;
+        Ok(answer.records_max)
+    }
+
+    /// Ends the recording of a trace, which the daemon keeps until the next one begins.
+    pub fn stop_trace(&self) -> Result<v1::TraceSummary> {
+        let request = v1::StopTraceRequest {};
+        let answer =
+            self.call(request, |mut client, request| async move { client.stop_trace(request).await })?;
+        answer.trace.ok_or_else(|| missing_field("trace"))
+    }
+
+    /// Fetches the recorded trace as a file, piece by piece.
+    pub fn save_trace(&self) -> Result<TraceFile<'_>> {
+        let request = v1::SaveTraceRequest {};
+        let stream =
+            self.call(request, |mut client, request| async move { client.save_trace(request).await })?;
+        Ok(TraceFile { rpc: &self.rpc, stream })
+    }
+
     fn call<Q, A, Method, Answer>(&self, request: Q, method: Method) -> Result<A>
     where
         Q: Clone + Send + Sync + 'static,
@@ -323,12 +347,30 @@ impl Iterator for Watch<'_> {
     type Item = Result<v1::WatchResponse>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        let Self { rpc, stream } = self;
-        match rpc.wait(stream.message()) {
-            Ok(Ok(event)) => event.map(Ok),
-            Ok(Err(status)) => Some(Err(rpc.failed(status))),
-            Err(error) => Some(Err(rpc.gone(&format!("a thread to wait on could not be started: {error}")))),
-        }
+        next_message(self.rpc, &mut self.stream)
+    }
+}
+
+/// The pieces of a trace's file, in order.
+#[derive(Debug)]
+pub struct TraceFile<'a> {
+    rpc: &'a Rpc,
+    stream: Streaming<v1::SaveTraceResponse>,
+}
+
+impl Iterator for TraceFile<'_> {
+    type Item = Result<Vec<u8>>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        next_message(self.rpc, &mut self.stream).map(|piece| piece.map(|piece| piece.content))
+    }
+}
+
+fn next_message<T: Send + Sync>(rpc: &Rpc, stream: &mut Streaming<T>) -> Option<Result<T>> {
+    match rpc.wait(stream.message()) {
+        Ok(Ok(message)) => message.map(Ok),
+        Ok(Err(status)) => Some(Err(rpc.failed(status))),
+        Err(error) => Some(Err(rpc.gone(&format!("a thread to wait on could not be started: {error}")))),
     }
 }
 

@@ -173,6 +173,8 @@ calls! { Admin:
     list_links(ListLinksRequest) -> ListLinksResponse;
     get_settings(GetSettingsRequest) -> GetSettingsResponse;
     change_settings(ChangeSettingsRequest) -> ChangeSettingsResponse;
+    start_trace(StartTraceRequest) -> StartTraceResponse;
+    stop_trace(StopTraceRequest) -> StopTraceResponse;
     drain(DrainRequest) -> DrainResponse;
 }
 

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use broker_core::limits::PIN_PARTS_MAX;
+use broker_replay::RECORDS_MAX;
 use serde::{Deserialize, Deserializer, de};
 use vramd_types::Bytes;
 
@@ -81,6 +82,9 @@ pub struct Limits {
     /// Maximum unread events of one watch. Further events are counted.
     #[serde(deserialize_with = "above_zero")]
     pub watch_events_max: usize,
+    /// Maximum records of a trace.
+    #[serde(deserialize_with = "trace_records")]
+    pub trace_records_max: usize,
     #[serde(rename = "hello_timeout_ms", deserialize_with = "millis")]
     pub hello_timeout: Duration,
     /// How long a gRPC request may take to arrive as a whole.
@@ -150,6 +154,7 @@ impl Default for Limits {
             held_bytes_per_uid_max: Bytes::mib(40),
             watches_max: 16,
             watch_events_max: 1024,
+            trace_records_max: 1_000_000,
             hello_timeout: Duration::from_secs(5),
             request_read_timeout: Duration::from_secs(10),
             request_timeout: Duration::from_secs(300),
@@ -211,6 +216,13 @@ fn whole_sets<'de, D: Deserializer<'de>>(deserializer: D) -> Result<usize, D::Er
         parts => {
             Err(de::Error::custom(format!("{parts} is too few: one pin set has up to {PIN_PARTS_MAX} parts")))
         }
+    }
+}
+
+fn trace_records<'de, D: Deserializer<'de>>(deserializer: D) -> Result<usize, D::Error> {
+    match above_zero(deserializer)? {
+        records if records <= RECORDS_MAX => Ok(records),
+        records => Err(de::Error::custom(format!("{records} is too large: at most {RECORDS_MAX}"))),
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod moves;
 mod settings;
+mod trace;
 
 use std::{collections::BTreeSet, sync::Arc, time::SystemTime};
 
@@ -27,6 +28,7 @@ use crate::{
     events::{Events, Watch, WatchError},
     moves::Moves,
     reactor::Inbox,
+    recorder::Recorder,
     telemetry::Telemetry,
 };
 
@@ -46,6 +48,7 @@ pub(super) struct Admin {
     inbox: Inbox,
     events: Events,
     moves: Moves,
+    recorder: Recorder,
     operators: Arc<BTreeSet<u32>>,
     facts: Arc<NodeFacts>,
     telemetry: Telemetry,
@@ -58,6 +61,7 @@ impl Admin {
             inbox,
             events,
             moves: options.moves.clone(),
+            recorder: options.recorder.clone(),
             operators: Arc::new(options.operators.clone()),
             facts: Arc::new(options.facts.clone()),
             telemetry: options.telemetry.clone(),
@@ -107,6 +111,7 @@ macro_rules! key {
 
 #[async_trait]
 impl AdminService for Admin {
+    type SaveTraceStream = trace::Answers;
     type WatchStream = Map<Watch, fn(v1::WatchResponse) -> Result<v1::WatchResponse, Status>>;
 
     async fn watch(&self, request: Request<v1::WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
@@ -410,6 +415,30 @@ impl AdminService for Admin {
         self.operator(&request)?;
         let devices = self.read(Broker::devices).await?.into_iter().map(view::device).collect();
         Ok(Response::new(v1::ListDevicesResponse { devices }))
+    }
+
+    async fn start_trace(
+        &self,
+        request: Request<v1::StartTraceRequest>,
+    ) -> Result<Response<v1::StartTraceResponse>, Status> {
+        self.operator(&request)?;
+        self.start(request.into_inner()).await.map(Response::new)
+    }
+
+    async fn stop_trace(
+        &self,
+        request: Request<v1::StopTraceRequest>,
+    ) -> Result<Response<v1::StopTraceResponse>, Status> {
+        self.operator(&request)?;
+        self.stop().map(Response::new)
+    }
+
+    async fn save_trace(
+        &self,
+        request: Request<v1::SaveTraceRequest>,
+    ) -> Result<Response<Self::SaveTraceStream>, Status> {
+        self.operator(&request)?;
+        self.save().map(Response::new)
     }
 
     async fn drain(&self, request: Request<v1::DrainRequest>) -> Result<Response<v1::DrainResponse>, Status> {

@@ -28,6 +28,7 @@ use crate::{
     moves::Moves,
     platform::descriptor_shares::DescriptorShares,
     reactor::Inbox,
+    recorder::Recorder,
     socket_keeper::{Listener, Unreachable},
     telemetry::Telemetry,
 };
@@ -80,6 +81,7 @@ pub struct GrpcOptions {
     /// Observes each call.
     pub telemetry: Telemetry,
     pub moves: Moves,
+    pub recorder: Recorder,
     pub files: Loading,
     pub facts: NodeFacts,
     /// The pin words of sessions, for operators who look at an allocation.

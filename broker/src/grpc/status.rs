@@ -71,6 +71,21 @@ pub(super) fn too_many_watches(limit: usize) -> Status {
     of_shell(Reason::WatchesTooMany, &message, [("limit_count", limit.to_string())])
 }
 
+pub(super) fn trace_running() -> Status {
+    of_shell(Reason::TraceRunning, "a trace is being recorded. Stop it first (vramctl trace stop)", [])
+}
+
+pub(super) fn trace_not_found() -> Status {
+    of_shell(Reason::TraceNotFound, "there is no trace. Record one (vramctl trace start)", [])
+}
+
+/// Refuses a bound of records that a trace cannot have.
+pub(super) fn trace_bound(limit: usize) -> Status {
+    let problem = format!("must be 1 to {limit} (limits.trace_records_max)");
+    let message = format!("records_max {problem}");
+    of_shell(Reason::RequestInvalid, &message, [("field", "records_max".to_owned()), ("problem", problem)])
+}
+
 /// Refuses a user whose connections, requests and answers take as much memory as they may.
 pub(super) fn user_limit(uid: u32, bytes_max: usize) -> Status {
     let message = format!(

@@ -64,6 +64,7 @@ fn served_with_grace(operators: &[u32], stop_grace: Duration) -> Served {
         readers_max: 64,
         telemetry: crate::telemetry::Telemetry::default(),
         moves: crate::moves::tests::moves(),
+        recorder: crate::recorder::Recorder::new(Clock::start(), 10),
         files: super::Loading::new(crate::reactor::Files::default(), &[], false),
         facts: NodeFacts {
             version: "1.2.3".to_owned(),

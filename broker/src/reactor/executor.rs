@@ -4,8 +4,8 @@
 use std::{fmt, sync::Arc};
 
 use broker_core::{
-    ChannelId, Command, Completion, CreateError, DaemonFrame, DigestError, Event, Kind, PartRef, RevokedPart,
-    Slot, StoredQuotas, Tier, WordsOutcome,
+    AllocationView, ChannelId, Command, Completion, CreateError, DaemonFrame, DigestError, Event, Kind,
+    PartRef, RevokedPart, Slot, StoredQuotas, Target, Tier, WordsOutcome,
 };
 use broker_driver::{CopyError, Driver, DriverError, ExtentKind, FileSpan, Submission};
 use thiserror::Error;
@@ -28,6 +28,7 @@ use crate::{
     events::Events,
     harvest::Harvest,
     moves::Moves,
+    recorder::Recorder,
     telemetry::Telemetry,
 };
 
@@ -60,6 +61,7 @@ pub struct Executor {
     files: Files,
     /// Only for tests.
     revocations: Option<ScheduledRevocations>,
+    recorder: Option<Recorder>,
 }
 
 impl Executor {
@@ -94,6 +96,7 @@ impl Executor {
             digests: Digests::default(),
             files: Files::default(),
             revocations: None,
+            recorder: None,
         }
     }
 
@@ -125,6 +128,13 @@ impl Executor {
         self
     }
 
+    /// Reports events and commands to the recorder of traces.
+    #[must_use]
+    pub fn with_recorder(mut self, recorder: Recorder) -> Self {
+        self.recorder = Some(recorder);
+        self
+    }
+
     /// Revokes mappings at the steps of a schedule.
     #[must_use]
     pub fn with_revocations(mut self, schedule: Vec<SimRevocation>) -> Self {
@@ -136,8 +146,22 @@ impl Executor {
     /// Observes an event before the core exports it.
     pub(super) fn observe_event(&mut self, event: &Event) {
         self.telemetry.record_event(event);
+        if let Some(recorder) = &self.recorder {
+            recorder.note_event(event);
+        }
         if let Some(revocations) = &mut self.revocations {
             revocations.note_event(event);
+        }
+    }
+
+    /// Records a command before it starts. `look_up` finds an allocation.
+    pub(super) fn record_command(
+        &self,
+        command: &Command,
+        look_up: impl FnOnce(&Target) -> Option<AllocationView>,
+    ) {
+        if let Some(recorder) = &self.recorder {
+            recorder.note_command(command, look_up);
         }
     }
 

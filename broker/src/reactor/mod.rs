@@ -110,6 +110,7 @@ impl Reactor {
             if !matches!(command, Command::Notice(_)) {
                 tracing::trace!(?command, "begins");
             }
+            self.executor.record_command(&command, |target| self.broker.lock().show(target).ok());
             self.executor.start(command, &mut self.calls);
         }
     }

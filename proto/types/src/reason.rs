@@ -179,6 +179,10 @@ reasons! {
         "An operator, or the client that made the request, cancelled the wait for room on the device.";
     WaitNotFound, "WAIT_NOT_FOUND", NotFound, ["wait"],
         "No waiter has that number, or that request id: it was served, or it gave up.";
+    TraceRunning, "TRACE_RUNNING", FailedPrecondition, [],
+        "The daemon is recording a trace: stop it first.";
+    TraceNotFound, "TRACE_NOT_FOUND", NotFound, [],
+        "The daemon has recorded no trace since its start.";
     NameTaken, "NAME_TAKEN", AlreadyExists, ["name"],
         "The tenant already has an allocation of that name.";
     Draining, "DRAINING", Unavailable, [],

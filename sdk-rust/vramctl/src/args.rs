@@ -87,6 +87,12 @@ mod tests {
             "vramctl settings change --disk-bytes 0 --cold-after-ms 500",
             "vramctl watch --kind settings",
             "vramctl watch --tenant team-a --kind refusal --kind revoke --count 3 --json",
+            "vramctl trace start --records 1000",
+            "vramctl trace stop --json",
+            "vramctl trace save day.trace --overwrite",
+            "vramctl replay day.trace",
+            "vramctl replay day.trace --policy lru --policy known-future --device-bytes 24GiB --link 50GB --json",
+            "vramctl replay day.csv --policy all --device-bytes 1GiB",
             "vramctl completions zsh",
         ] {
             Args::try_parse_from(line.split(' ')).unwrap();
@@ -122,6 +128,14 @@ mod tests {
             "vramctl settings change --high-percent high",
             "vramctl settings change --high-percent -1",
             "vramctl settings change --host-bytes 50%",
+            "vramctl trace",
+            "vramctl trace start --records 0",
+            "vramctl trace save",
+            "vramctl replay",
+            "vramctl replay day.trace --policy belady",
+            "vramctl replay day.trace --policy LRU",
+            "vramctl replay day.trace --device-bytes 50%",
+            "vramctl replay day.trace --link 0",
             "vramctl completions tcsh",
         ] {
             assert!(Args::try_parse_from(line.split(' ')).is_err(), "{line}");

@@ -3,6 +3,7 @@
 pub(crate) mod admin;
 pub(crate) mod messages;
 pub(crate) mod quotas;
+pub(crate) mod replays;
 pub(crate) mod settings;
 pub(crate) mod sharing;
 pub(crate) mod tenants;

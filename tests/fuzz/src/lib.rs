@@ -16,6 +16,7 @@ mod daemon_frame;
 mod memory;
 mod names;
 mod quantity;
+mod trace;
 mod written_frame;
 
 /// The outcome of an input for which every property holds.
@@ -38,11 +39,12 @@ pub struct Target {
     pub check: fn(&[u8]) -> Verdict,
 }
 
-pub const TARGETS: [Target; 6] = [
+pub const TARGETS: [Target; 7] = [
     Target { name: "client_frame", check: client_frame::check },
     Target { name: "daemon_frame", check: daemon_frame::check },
     Target { name: "written_frame", check: written_frame::check },
     Target { name: "quantity", check: quantity::check },
     Target { name: "config", check: config::check },
     Target { name: "names", check: names::check },
+    Target { name: "trace", check: trace::check },
 ];

@@ -45,7 +45,7 @@ fn measure(traces: &[Trace]) -> Row {
         name: traces[0].name,
         uses: sum(&Trace::counted_uses),
         requested: sum(&Trace::counted_granules),
-        is_exact: traces.iter().all(Trace::has_equal_sizes),
+        is_exact: traces.iter().all(bounds::is_exact),
         bound: sum(&bounds::furthest_next_use),
         best_static: sum(&bounds::best_static_set),
         policies: played(Sight::Each),

@@ -4,9 +4,10 @@
 use std::collections::BTreeSet;
 
 use broker_core::{EvictionPolicy, PartRef, Residents, Source, Time, Weight};
+use broker_replay::bound::Step;
 use vramd_types::{AllocationId, Bytes, DeviceIndex, GRANULARITY, PartIndex};
 
-use crate::traces::{Step, Trace};
+use crate::traces::Trace;
 
 const DEVICE: DeviceIndex = DeviceIndex(0);
 /// The time that the use of a granule takes: as long as bringing it in over PCIe.

@@ -1,5 +1,7 @@
 //! The traces, each drawn from a seed. Sizes are in granules of 2 MiB.
 
+use broker_replay::bound::Step;
+
 use crate::dice::{Dice, Zipf};
 
 #[derive(Debug)]
@@ -10,24 +12,6 @@ pub(crate) struct Trace {
     /// The size of each part.
     pub(crate) sizes: Vec<u64>,
     pub(crate) steps: Vec<Step>,
-}
-
-/// A change or a use of a part, by its number.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Step {
-    Use(u32),
-    /// It comes to be on the device. Its room is needed, and nothing is fetched.
-    Create(u32),
-    /// It is freed, and never used again.
-    Free(u32),
-}
-
-impl Step {
-    pub(crate) const fn part(self) -> u32 {
-        match self {
-            Self::Use(part) | Self::Create(part) | Self::Free(part) => part,
-        }
-    }
 }
 
 impl Trace {
@@ -61,10 +45,6 @@ impl Trace {
         let mut uses = vec![0; self.sizes.len()];
         self.counted().for_each(|part| uses[index(part)] += 1);
         uses
-    }
-
-    pub(crate) fn has_equal_sizes(&self) -> bool {
-        self.sizes.windows(2).all(|pair| pair[0] == pair[1])
     }
 }
 

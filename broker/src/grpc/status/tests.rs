@@ -89,13 +89,15 @@ fn every_refusal(text: &str) -> Vec<Refusal> {
 }
 
 /// Reasons that only the shell or the client reports.
-const NOT_FROM_THE_BROKER: [Reason; 13] = [
+const NOT_FROM_THE_BROKER: [Reason; 15] = [
     Reason::NotOperator,
     Reason::PeerUnidentified,
     Reason::ProtocolVersion,
     Reason::BrokerGone,
     Reason::DigestMismatch,
     Reason::WatchesTooMany,
+    Reason::TraceRunning,
+    Reason::TraceNotFound,
     Reason::UserLimit,
     Reason::OpenFilesLimit,
     Reason::PoolFull,

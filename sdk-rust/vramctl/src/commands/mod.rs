@@ -12,9 +12,11 @@ mod moves;
 mod names;
 mod node;
 mod quota;
+mod replay;
 mod session;
 mod settings;
 mod status;
+mod trace;
 mod wait;
 mod watch;
 
@@ -62,6 +64,11 @@ pub(crate) enum Command {
     Mine(mine::Mine),
     /// Say whether a model fits into device memory, and how fast it would stream if it does not.
     Estimate(estimate::Estimate),
+    /// Record what happens to parts, for `vramctl replay`.
+    #[command(subcommand)]
+    Trace(trace::Verb),
+    /// Play a trace with eviction policies, and print what each would fetch. Needs no daemon.
+    Replay(replay::Replay),
     /// Print events as they happen, until interrupted or until the daemon ends.
     Watch(watch::Watch),
     /// Put a file into a named allocation and seal it. It stays until it is freed or the daemon ends.
@@ -96,6 +103,8 @@ impl Command {
             Self::Device(verb) => device::run(verb, &admin()?, output),
             Self::Node(verb) => node::run(verb, &admin()?, output),
             Self::Settings(verb) => settings::run(verb, &admin()?, output),
+            Self::Trace(verb) => trace::run(&verb, &admin()?, output),
+            Self::Replay(replay) => replay::run(&replay, output),
             Self::Watch(watch) => watch::run(watch, &admin()?, output),
             Self::Completions(shell) => completions::run(&shell, output),
             Self::Estimate(estimate) => estimate::run(&estimate, client(socket_dir), output),

@@ -13,6 +13,16 @@ pub(crate) enum Failure {
         path: String,
         error: io::Error,
     },
+    /// A file of the command line cannot be written.
+    Unwritable {
+        path: String,
+        problem: String,
+    },
+    /// A trace is damaged, is none, or cannot be played.
+    Trace {
+        path: String,
+        problem: String,
+    },
     Output(io::Error),
 }
 
@@ -53,7 +63,7 @@ impl Failure {
         ExitCode::from(match self {
             Self::Daemon(error) if error.reason() == Some(Reason::BrokerGone) => 3,
             Self::Daemon(_) | Self::Output(_) => 1,
-            Self::File { .. } => 2,
+            Self::File { .. } | Self::Unwritable { .. } | Self::Trace { .. } => 2,
         })
     }
 
@@ -71,6 +81,8 @@ impl Failure {
             Self::Daemon(Error::Unknown { reason, .. }) if !reason.is_empty() => reason.clone(),
             Self::Daemon(error) => error.reason().map_or("UNKNOWN", Reason::name).to_owned(),
             Self::File { .. } => "FILE_UNREADABLE".to_owned(),
+            Self::Unwritable { .. } => "FILE_UNWRITABLE".to_owned(),
+            Self::Trace { .. } => "TRACE_INVALID".to_owned(),
             Self::Output(_) => "OUTPUT_FAILED".to_owned(),
         }
     }
@@ -78,7 +90,7 @@ impl Failure {
     fn code(&self) -> &'static str {
         match self {
             Self::Daemon(error) => error.code().map_or("UNKNOWN", |code| code.name()),
-            Self::File { .. } | Self::Output(_) => "LOCAL",
+            Self::File { .. } | Self::Unwritable { .. } | Self::Trace { .. } | Self::Output(_) => "LOCAL",
         }
     }
 
@@ -97,6 +109,8 @@ impl fmt::Display for Failure {
         match self {
             Self::Daemon(error) => error.fmt(f),
             Self::File { path, error } => write!(f, "cannot read {path}: {error}"),
+            Self::Unwritable { path, problem } => write!(f, "cannot write {path}: {problem}"),
+            Self::Trace { path, problem } => write!(f, "cannot play {path}: {problem}"),
             Self::Output(error) => write!(f, "cannot write to standard output: {error}"),
         }
     }

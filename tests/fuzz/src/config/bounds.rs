@@ -122,6 +122,7 @@ fn counts_and_times(limits: &Limits) {
         held_bytes_per_uid_max: _,
         watches_max,
         watch_events_max,
+        trace_records_max,
         hello_timeout,
         request_read_timeout,
         request_timeout,
@@ -142,9 +143,11 @@ fn counts_and_times(limits: &Limits) {
         pins_waiting_max,
         watches_max,
         watch_events_max,
+        trace_records_max,
     ];
     assert!(*pin_parts_waiting_max >= 1024, "{limits:?}");
     assert!((1..=1 << 24).contains(words_per_session_max), "{limits:?}");
+    assert!(*trace_records_max <= 10_000_000, "{limits:?}");
     assert!(counts.iter().all(|count| **count > 0), "{limits:?}");
     let times = [
         map_answer_timeout,
