@@ -4,13 +4,14 @@ use std::{env, error::Error, fs, path::PathBuf};
 
 use prost::Message as _;
 
-const FILES: [&str; 8] = [
+const FILES: [&str; 9] = [
     "vramd/v1/types.proto",
     "vramd/v1/memory.proto",
     "vramd/v1/admin.proto",
     "vramd/v1/channel.proto",
     "vramd/v1/watch.proto",
     "vramd/v1/moves.proto",
+    "vramd/v1/prefetch.proto",
     "vramd/v1/settings.proto",
     "vramd/v1/trace.proto",
 ];

@@ -17,10 +17,13 @@ pub const fn feature_bit(feature: crate::v1::Feature) -> u64 {
 }
 
 /// All features of this build.
-pub const FEATURES: u64 = feature_bit(crate::v1::Feature::StandingMappings) | PINS | PRESSURE;
+pub const FEATURES: u64 = feature_bit(crate::v1::Feature::StandingMappings) | PINS | PRESSURE | PREFETCH;
 
 /// The bit of [`crate::v1::Feature::Pins`].
 pub const PINS: u64 = feature_bit(crate::v1::Feature::Pins);
+
+/// The bit of [`crate::v1::Feature::Prefetch`].
+pub const PREFETCH: u64 = feature_bit(crate::v1::Feature::Prefetch);
 
 /// The bit of [`crate::v1::Feature::Pressure`].
 pub const PRESSURE: u64 = feature_bit(crate::v1::Feature::Pressure);

@@ -21,6 +21,7 @@ use crate::{
     interrupt::without_gil,
     memory::Memory,
     pin_set::PinSet,
+    prefetch::{self, Prefetch, Urgency, Wanted},
     pressure_stream,
     sealed::Sealed,
     shared::{Handle, Shared, check_process},
@@ -240,6 +241,19 @@ impl Client {
         let to_read = read.iter().map(|memory| (shared(memory), Access::Read));
         let set: Vec<_> = to_read.chain(write.iter().map(|memory| (shared(memory), Access::Write))).collect();
         PinSet::new(py, Shared::view_set(py, &sdk, &set, wait)?)
+    }
+
+    #[pyo3(signature = (*memory, partial = false, within = None, priority = 0))]
+    fn prefetch(
+        &self,
+        py: Python<'_>,
+        memory: Vec<Wanted>,
+        partial: bool,
+        within: Option<f64>,
+        priority: i64,
+    ) -> PyResult<Prefetch> {
+        let (within, priority) = (within.map(arguments::wait).transpose()?, prefetch::priority(priority)?);
+        Ok(Prefetch::ask(py, &self.sdk()?, &memory, Urgency { partial, within, priority })?)
     }
 
     #[pyo3(signature = (prefix = ""))]

@@ -23,6 +23,7 @@ mod interrupt;
 mod memory;
 mod pin;
 mod pin_set;
+mod prefetch;
 mod pressure_stream;
 mod reasons;
 mod sealed;
@@ -42,6 +43,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<tensor::Tensor>()?;
     module.add_class::<pin::Pin>()?;
     module.add_class::<pin_set::PinSet>()?;
+    module.add_class::<prefetch::Prefetch>()?;
     module.add_class::<info::AdvisedParts>()?;
     module.add_class::<info::AllocationInfo>()?;
     module.add_class::<info::Device>()?;

@@ -8,7 +8,7 @@ use std::{
     ops::Range,
     process,
     sync::{
-        Arc, OnceLock, PoisonError, RwLock, RwLockWriteGuard,
+        Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard,
         atomic::{AtomicUsize, Ordering},
     },
     time::Duration,
@@ -155,10 +155,8 @@ impl Shared {
                 return Err(Fault::refused(Reason::RequestInvalid, problem, &facts));
             }
             // Several locks are always taken in one order, since a waiting writer keeps later readers out.
-            let locked: BTreeMap<_, _> = sorted
-                .into_iter()
-                .map(|(at, shared)| (at, shared.handle.read().unwrap_or_else(PoisonError::into_inner)))
-                .collect();
+            let locked: BTreeMap<_, _> =
+                sorted.into_iter().map(|(at, shared)| (at, shared.lock_to_read())).collect();
             let handle = |shared: &Arc<Self>| {
                 let handle = locked.get(&Arc::as_ptr(shared)).and_then(|handle| handle.as_ref());
                 handle.ok_or_else(|| shared.closed())
@@ -178,6 +176,11 @@ impl Shared {
             };
             set.iter().zip(guards).map(view).collect()
         })
+    }
+
+    /// Keeps the handle from being taken away.
+    pub(crate) fn lock_to_read(&self) -> RwLockReadGuard<'_, Option<Handle>> {
+        self.handle.read().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Called under the lock, so that an exclusive holder sees every view that exists.
@@ -265,7 +268,7 @@ impl Shared {
     }
 
     /// Refuses a forked child, also to keep it away from locks that the parent's threads held.
-    fn check_own_process(&self) -> Result<(), Fault> {
+    pub(crate) fn check_own_process(&self) -> Result<(), Fault> {
         check_process(self.pid)
     }
 
@@ -273,7 +276,7 @@ impl Shared {
         self.handle.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn closed(&self) -> Fault {
+    pub(crate) fn closed(&self) -> Fault {
         Fault::own(
             "HandleClosed",
             format!(
@@ -367,7 +370,7 @@ impl Handle {
         u32::try_from(self.info().parts.len()).unwrap_or(u32::MAX)
     }
 
-    fn pinnable(&self) -> &dyn Pinnable {
+    pub(crate) fn pinnable(&self) -> &dyn Pinnable {
         match self {
             Self::Open(allocation) => allocation,
             Self::Sealed(sealed) => sealed,

@@ -198,6 +198,29 @@ impl AdminClient {
         self.call(request, |mut client, request| async move { client.cancel_wait(request).await }).map(drop)
     }
 
+    /// Lists the prefetch requests that have not ended: of one tenant, or of all if none is named.
+    pub fn prefetches(&self, tenant: Option<&str>) -> Result<Vec<v1::PrefetchEntry>> {
+        let deadline = self.deadline();
+        pages(|page_token| {
+            let request = v1::ListPrefetchesRequest {
+                tenant: tenant.map(str::to_owned),
+                page_size: Some(PAGE_SIZE),
+                page_token,
+            };
+            let page = self.call_until(deadline, request, |mut client, request| async move {
+                client.list_prefetches(request).await
+            })?;
+            Ok((page.prefetches, page.next_page_token))
+        })
+    }
+
+    /// Cancels one prefetch request.
+    pub fn cancel_prefetch(&self, mut request: v1::CancelPrefetchRequest) -> Result<()> {
+        fill(&mut request.request_id);
+        self.call(request, |mut client, request| async move { client.cancel_prefetch(request).await })
+            .map(drop)
+    }
+
     /// Lists the migrations under way, and those that ended last: of one tenant, or of all if none is named.
     pub fn moves(&self, tenant: Option<&str>) -> Result<Moves> {
         let mut ended = Vec::new();

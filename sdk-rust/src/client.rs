@@ -20,6 +20,7 @@ use crate::{
     mapping::Mode,
     pins::{Pinnable, PinnedSet, pin_set},
     pool::{Pool, PoolConfig},
+    prefetch::{Prefetch, PrefetchRequest, prefetch},
     process::fork::ProcessBound,
     session::{
         Released, Session,
@@ -138,6 +139,13 @@ impl Client {
     pub fn pin_set_timeout(&self, set: &[(&dyn Pinnable, Access)], wait: Duration) -> Result<PinnedSet> {
         check_process(&self.session)?;
         pin_set(set, |handle| handle.is_of(&self.session), || self.session.deadline_after(wait))
+    }
+
+    /// Asks for memory ahead of its use, and returns once the daemon has answered: the memory is on its way, or the request
+    /// waits, with its reason in [`crate::Prefetch::state`]. A request that can never be served is an error. A pin of the
+    /// memory needs no prefetch, and waits only for what is not there yet.
+    pub fn prefetch(&self, request: PrefetchRequest<'_>) -> Result<Prefetch> {
+        run_ready(prefetch(CallStyle::Blocking, &self.session, request))
     }
 
     /// Frees an allocation of this session or its tenant that has no handle.

@@ -96,6 +96,7 @@ mod interrupt;
 mod mapping;
 mod pins;
 mod pool;
+mod prefetch;
 mod process;
 mod rpc;
 mod session;
@@ -121,6 +122,7 @@ pub use interrupt::interruptible;
 pub use mapping::RawPart;
 pub use pins::{Pinnable, Pinned, PinnedRef, PinnedSet, UnpinFailed};
 pub use pool::{Pool, PoolBlock, PoolConfig};
+pub use prefetch::{Prefetch, PrefetchDeferral, PrefetchRequest, PrefetchState};
 pub use rpc::request_id::RequestId;
 #[cfg(feature = "trace-context")]
 pub use rpc::trace::{TraceGuard, TraceparentInvalid, enter_trace};

@@ -8,7 +8,7 @@ use std::{
 use anyhow::{Result, ensure};
 use vramd_client::{
     Access, AccessPattern, Advice, AllocationInfo, AllocationRequest, Bytes, Client, Error, MemoryClass,
-    PoolConfig, Preset, Reason, aio,
+    PoolConfig, PrefetchRequest, PrefetchState, Preset, Reason, aio,
 };
 
 fn main() -> Result<()> {
@@ -93,6 +93,12 @@ fn pins() -> Result<()> {
     archive.copy_from_host(0, b"kept")?; // pins the parts that it needs, then unpins
     let pages = archive.pin_parts(2..4, Access::Read)?; // the third and the fourth part
     drop(pages);
+
+    let request = PrefetchRequest::new().parts(&archive, 0..2).within(Duration::from_secs(5));
+    let prefetch = client.prefetch(request)?; // returns at once; an error if it can never be served
+    if prefetch.wait()? == (PrefetchState::Ready { parts_left_out: 0, is_late: false }) {
+        drop(archive.pin_parts(0..2, Access::Read)?); // finds the parts there
+    }
 
     archive.advise(Advice::SetAccessedBy)?; // parts in the host are used there
     drop(archive.pin(Access::Read)?); // takes no room on the device

@@ -1,6 +1,6 @@
 //! Commands: what the shell has to do. It executes them in the order in which they were queued.
 
-use std::{fmt, sync::Arc};
+use std::{fmt, sync::Arc, time::Duration};
 
 use vramd_types::{
     AllocationId, Bytes, CopyClass, DeviceIndex, ExtentId, PartIndex, Quantity, SessionId, Shares,
@@ -10,6 +10,7 @@ use crate::{
     error::Refusal,
     event::{Advice, CallId, ChannelId, FileId, Kind, PartRef, Slot, Tier},
     moves::Cause,
+    prefetch::PrefetchState,
     pressure::{Pressure, PressureNote},
     settings::Settings,
     time::Time,
@@ -103,6 +104,7 @@ pub enum Reply {
         parts: Vec<PartIndex>,
     },
     WaitCancelled,
+    PrefetchCancelled,
     /// The settings in force.
     SettingsChanged(Box<Settings>),
     Drained {
@@ -184,6 +186,11 @@ pub enum DaemonFrame {
     PinAnswer {
         call: u64,
         refusal: Option<Refusal>,
+    },
+    /// How far a prefetch request of the session is.
+    Prefetch {
+        number: u64,
+        state: PrefetchState,
     },
     Drain {
         draining: bool,
@@ -484,6 +491,24 @@ pub enum Notice {
         cause: Cause,
         began: Time,
     },
+    /// A prefetch request has all its parts, or will not have them. A ready one may still be dropped.
+    PrefetchEnded {
+        session: SessionId,
+        number: u64,
+        tenant: Arc<str>,
+        device: DeviceIndex,
+        /// All its parts together.
+        bytes: Bytes,
+        since: Time,
+        end: PrefetchEnd,
+    },
+    /// A session used a prefetched part for the first time.
+    PrefetchUsed {
+        tenant: Arc<str>,
+        bytes: Bytes,
+        /// How long the request had been ready.
+        lead: Duration,
+    },
     CreateFailed {
         extent: ExtentId,
         problem: String,
@@ -536,6 +561,20 @@ pub enum WaitEnd {
     Cancelled,
     /// No client wants it any longer.
     Left,
+}
+
+/// How a prefetch request ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum PrefetchEnd {
+    /// All parts were there in time.
+    Ready,
+    /// All parts were there after the deadline.
+    Late,
+    /// A part left its device again before any session used it.
+    Dropped,
+    Cancelled,
+    /// It was refused after it had been taken, or a fetch failed.
+    Failed,
 }
 
 /// The caller whose request was refused.

@@ -184,6 +184,10 @@ pub enum Refusal {
     WaitNotFound {
         wait: WaitId,
     },
+    PrefetchNotFound {
+        session: SessionId,
+        number: u64,
+    },
     /// A client cancelled a batch of its session that is not in the line.
     BatchNotWaiting {
         request_id: [u8; 16],
@@ -317,6 +321,7 @@ impl Refusal {
             Self::NoRoom { why, .. } => why.reason(),
             Self::WaitCancelled { .. } => Reason::WaitCancelled,
             Self::WaitNotFound { .. } | Self::BatchNotWaiting { .. } => Reason::WaitNotFound,
+            Self::PrefetchNotFound { .. } => Reason::PrefetchNotFound,
             Self::NameTaken { .. } => Reason::NameTaken,
             Self::Draining => Reason::Draining,
             Self::DriverFailed { .. } => Reason::DriverFailed,
@@ -442,6 +447,9 @@ impl Refusal {
             ],
             Self::NoRoom { why, .. } => why.facts(),
             Self::WaitCancelled { wait } | Self::WaitNotFound { wait } => vec![("wait", wait.to_string())],
+            Self::PrefetchNotFound { session, number } => {
+                vec![("session", session.to_string()), ("prefetch", number.to_string())]
+            }
             Self::BatchNotWaiting { request_id } => vec![("wait", hex(request_id))],
             Self::NameTaken { name } => vec![("name", name.clone())],
             Self::DriverFailed { device, problem } => {
@@ -752,6 +760,12 @@ impl fmt::Display for Refusal {
             }
             Self::WaitNotFound { wait } => {
                 write!(f, "no wait has the number {wait}. `vramctl wait list` shows the waits")
+            }
+            Self::PrefetchNotFound { session, number } => {
+                write!(
+                    f,
+                    "{session} has no prefetch {number}. `vramctl prefetch list` shows those that have not ended"
+                )
             }
             Self::BatchNotWaiting { request_id } => write!(
                 f,

@@ -4,7 +4,7 @@ use std::{ops::RangeInclusive, sync::Arc, time::Duration};
 
 use vramd_types::{AllocationId, Bytes, DeviceIndex, ExtentId, PartIndex, Quantity, SessionId, WaitId};
 
-use crate::{collections::Pair, settings::SettingsChange};
+use crate::{collections::Pair, prefetch::PrefetchSpec, settings::SettingsChange};
 
 /// The number of one request. One [`crate::Command::Reply`] with the same number answers it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -169,6 +169,16 @@ pub enum ClientFrame {
         write: bool,
         /// How long the call waits for its answer; `None` means without limit.
         wait: Option<Duration>,
+    },
+    /// The client needs these parts on their device soon.
+    Prefetch {
+        /// Greater than the number of any earlier request of the session.
+        number: u64,
+        spec: PrefetchSpec,
+    },
+    /// The client no longer wants what it asked for by that number.
+    PrefetchCancelled {
+        number: u64,
     },
     /// The client has pinned the set through its words, or has given up the call.
     PinEnded {
@@ -416,6 +426,12 @@ pub enum OperatorRequest {
     CancelWait {
         /// [`crate::WaitView::id`].
         wait: WaitId,
+    },
+    /// Ends a prefetch request.
+    CancelPrefetch {
+        session: SessionId,
+        /// [`crate::PrefetchView::number`].
+        number: u64,
     },
     /// Applies all of the change, or nothing.
     ChangeSettings(SettingsChange),

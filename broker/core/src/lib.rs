@@ -46,6 +46,7 @@ mod moves;
 mod observed;
 mod ops;
 mod pool;
+mod prefetch;
 mod pressure;
 mod residency;
 mod settings;
@@ -58,8 +59,8 @@ mod view;
 
 pub use broker::Broker;
 pub use command::{
-    Caller, Command, DaemonFrame, DigestSpan, MapPart, Notice, PartMove, PartRevocation, Released, Reply,
-    RevokeReason, RevokedPart, WaitEnd, WaiterKind,
+    Caller, Command, DaemonFrame, DigestSpan, MapPart, Notice, PartMove, PartRevocation, PrefetchEnd,
+    Released, Reply, RevokeReason, RevokedPart, WaitEnd, WaiterKind,
 };
 pub use config::{Config, DeviceConfig};
 pub use error::{FullBecause, Refusal};
@@ -77,6 +78,7 @@ pub use moves::{Cause, MigrationEvent, MigrationState, WriteBackEvent, WriteBack
 pub use observed::Transition;
 #[cfg(feature = "planted")]
 pub use planted::Bug;
+pub use prefetch::{Deferral, PrefetchPhase, PrefetchSpec, PrefetchState, PrefetchView};
 pub use pressure::{InvalidBounds, Pressure, PressureBounds, PressureNote};
 pub use residency::{AllocationEvent, AllocationState, MapEvent, MapState};
 pub use settings::{PressureChange, Settings, SettingsChange, ShareChange, TierChange, TierSettings};

@@ -53,7 +53,17 @@ pub const EXTENT_SPARE_DIVISOR: usize = 10;
 /// How many parts of sessions in doubt are asked for in one event beyond those that waiters need.
 pub const ASKED_AHEAD_MAX: usize = 256;
 
-/// The most parts that one `Pin` names.
+/// The most prefetch requests of one tenant that have not ended.
+pub const PREFETCHES_PER_TENANT_MAX: usize = 16_384;
+
+/// The next prefetch request of a device waits for the link while this many bytes are on their way there for others.
+/// More would only fix the order too early.
+pub const PREFETCH_BYTES_UNDER_WAY: Bytes = Bytes::mib(512);
+
+/// How long after parts may leave that could not before the daemon tries queued prefetch requests again.
+pub const PREFETCH_RETRY: Duration = Duration::from_millis(2);
+
+/// The most parts that one `Pin`, or one `Prefetch`, names.
 pub const PIN_PARTS_MAX: usize = 1024;
 
 /// The most parts of one allocation. A table of them stays small beside the memory that it describes.
@@ -99,6 +109,8 @@ pub struct Limits {
     pub pins_waiting_max: usize,
     /// All parts of these calls. Below [`PIN_PARTS_MAX`], some sets could never be pinned.
     pub pin_parts_waiting_max: usize,
+    /// Prefetch requests of one session that have not ended.
+    pub prefetches_per_session_max: usize,
     /// How long a pin call may wait only for sessions that wait themselves before it is aborted.
     pub pin_stall: Duration,
     /// How long a waiter that no eviction helps lets others pass before it holds its device for the first time; zero
@@ -136,6 +148,7 @@ impl Default for Limits {
             words_per_session_max: 65_536,
             pins_waiting_max: 256,
             pin_parts_waiting_max: 16_384,
+            prefetches_per_session_max: 4096,
             pin_stall: Duration::from_secs(1),
             hold_after: Duration::from_secs(1),
             survey_interval: Duration::from_secs(5),

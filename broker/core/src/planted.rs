@@ -271,6 +271,18 @@ mod bugs {
         AbortedTooEarly: "a call is aborted as soon as all that it waits for wait as well", [STALLS, DRAINS];
         RunnersIgnored: "a call is aborted although a session in its way does not wait", [STALLS];
         WordlessWritesForgotten: "memory that a session without pins writes counts as clean when it leaves", [CONTENT];
+        PrefetchAboveDemand: "a prefetch request begins while clients wait for room on its device", [PREFETCH_ORDER];
+        PrefetchOrderReversed: "of the tenants with prefetch requests the one whose turn is last goes first", [PREFETCH_ORDER];
+        PrefetchSplit: "a prefetch request for all parts or none begins with some of them", [PREFETCH_TOLD];
+        PrefetchEvictsHot: "a prefetch request evicts memory of other tenants that is in use", [PREFETCH_VICTIMS];
+        PrefetchedEvicted: "a prefetch request evicts what another one brought and no session has used", [PREFETCH_VICTIMS];
+        PrefetchLossUntold: "a client is not told that a prefetched part has left its device again", [PREFETCH_TOLD];
+        LatePrefetchInTime: "a prefetch request counts as ready in time after its deadline", [PREFETCH_TOLD];
+        PrefetchKeptForEver: "a prefetched part counts as unused although a session uses it", [PREFETCH_HELD];
+        CancelledPrefetchKept: "a cancelled prefetch request goes on", [PREFETCH_HELD];
+        CancelledMoveGoesOn: "the moves of a cancelled prefetch request go on", [PREFETCH_HELD];
+        PrefetchesOutliveSession: "prefetch requests outlive their session", [PREFETCH_HELD];
+        PrefetchesUnbounded: "a session may have any number of prefetch requests", [PREFETCH_HELD];
         PrefetchBeforeDemand: "a link lets a prefetch pass demand", [LINK_ORDER, LINK_SHARES];
         ShareLentForEver: "a link does not return the share that a class lent to others", [LINK_SHARES];
         ShareSavedUp: "a link lets a class save up the share that it does not want", [LINK_SHARES];

@@ -55,6 +55,8 @@ pub(crate) enum Timer {
     Parts(OpId),
     /// More parts that are no longer advised can be unmapped in place.
     InPlaceUnmaps,
+    /// Queued prefetch requests are tried again.
+    Prefetch,
     /// A hopeless waiter begins to let others pass.
     Pass,
     /// More parts of a device can get backing.

@@ -30,6 +30,7 @@ mod notices;
 mod operator_holds;
 mod operators;
 mod pins;
+mod prefetch;
 mod pressure;
 mod pressure_outlook;
 mod purity;

@@ -12,13 +12,14 @@ use std::{
 use crate::purity::source_files;
 
 /// From the lowest to the highest.
-const LAYERS: [&str; 15] = [
+const LAYERS: [&str; 16] = [
     "shared",
     "calls",
     "extents",
     "mapping",
     "moves",
     "line",
+    "prefetch",
     "pins",
     "allocation",
     "after_revocation",

@@ -279,7 +279,8 @@ impl Shell {
             DaemonFrame::Refused(_)
             | DaemonFrame::Lost(_)
             | DaemonFrame::Drain { .. }
-            | DaemonFrame::Pressure(_) => return,
+            | DaemonFrame::Pressure(_)
+            | DaemonFrame::Prefetch { .. } => return,
         };
         self.ready.push_back(Event::Frame { channel, frame });
     }

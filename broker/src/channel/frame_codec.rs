@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use broker_core::{self as core, DaemonFrame, MapPart, PartRef, PressureNote, RevokeReason, UnmappedPart};
+use broker_core::{
+    self as core, DaemonFrame, MapPart, PartRef, PrefetchSpec, PrefetchState, PressureNote, RevokeReason,
+    UnmappedPart,
+};
 use broker_driver::Export;
 use prost::Message;
 use vramd_proto::{channel as protocol, v1};
@@ -81,6 +84,10 @@ pub fn encode(frame: &DaemonFrame, context: Context<'_>) -> Result<OutFrame, Unk
             call_id: *call,
             refused: refusal.as_ref().map(super::refusal_frames::of_core),
         }),
+        DaemonFrame::Prefetch { number, state } => Frame::PrefetchProgress(v1::PrefetchProgress {
+            prefetch_id: *number,
+            step: Some(prefetch_step(state)),
+        }),
         DaemonFrame::Drain { draining } => Frame::Drain(v1::Drain { draining: *draining }),
         DaemonFrame::Pressure(note) => {
             note_of = Some((note.device, note.tier));
@@ -90,6 +97,28 @@ pub fn encode(frame: &DaemonFrame, context: Context<'_>) -> Result<OutFrame, Unk
     let bytes = v1::DaemonFrame { frame: Some(frame) }.encode_to_vec();
     debug_assert!(bytes.len() <= protocol::FRAME_BYTES_MAX, "a frame of {} bytes", bytes.len());
     Ok(OutFrame { bytes, exports, note_of })
+}
+
+fn prefetch_step(state: &PrefetchState) -> v1::prefetch_progress::Step {
+    use v1::prefetch_progress::Step;
+    match state {
+        PrefetchState::Deferred(why) => Step::Deferred(events::deferral(*why).into()),
+        PrefetchState::Accepted { expected } => {
+            let expected_ms = expected.map(|it| u64::try_from(it.as_millis()).unwrap_or(u64::MAX));
+            Step::Accepted(v1::PrefetchAccepted { expected_ms })
+        }
+        PrefetchState::Ready { left_out, is_late } => {
+            Step::Ready(v1::PrefetchReady { parts_left_out: *left_out, late: *is_late })
+        }
+        PrefetchState::Dropped { cause, by_own_tenant } => Step::Dropped(v1::PrefetchDropped {
+            cause: events::move_cause(*cause).into(),
+            by_own_tenant: *by_own_tenant,
+        }),
+        PrefetchState::Cancelled { by_operator } => {
+            Step::Cancelled(v1::PrefetchCancelledBy { by_operator: *by_operator })
+        }
+        PrefetchState::Refused(refusal) => Step::Refused(super::refusal_frames::of_core(refusal)),
+    }
 }
 
 fn pressure(note: &PressureNote) -> v1::Pressure {
@@ -181,6 +210,21 @@ pub fn decode(packet: &[u8]) -> Result<Received, String> {
                 wait: pin.wait_ms.map(Duration::from_millis),
             };
             Ok(Received::Frame { frame, trace: pin.trace })
+        }
+        Some(Frame::Prefetch(asked)) => {
+            bounded(asked.parts.len())?;
+            let priority = u8::try_from(asked.priority)
+                .map_err(|_| format!("the priority {} is above 255", asked.priority))?;
+            let spec = PrefetchSpec {
+                parts: asked.parts.iter().map(core_part).collect(),
+                whole: !asked.partial,
+                within: asked.within_ms.map(Duration::from_millis),
+                priority,
+            };
+            Ok(Received::plain(core::ClientFrame::Prefetch { number: asked.prefetch_id, spec }))
+        }
+        Some(Frame::PrefetchCancelled(cancelled)) => {
+            Ok(Received::plain(core::ClientFrame::PrefetchCancelled { number: cancelled.prefetch_id }))
         }
         Some(Frame::PinEnded(ended)) => {
             Ok(Received::plain(core::ClientFrame::PinEnded { call: ended.call_id }))

@@ -120,6 +120,7 @@ impl Default for Limits {
             words_per_session_max,
             pins_waiting_max,
             pin_parts_waiting_max,
+            prefetches_per_session_max: _,
             pin_stall,
             hold_after,
         } = broker_core::Limits::default();
@@ -197,6 +198,7 @@ impl Limits {
             words_per_session_max: self.words_per_session_max,
             pins_waiting_max: self.pins_waiting_max,
             pin_parts_waiting_max: self.pin_parts_waiting_max,
+            prefetches_per_session_max: broker_core::Limits::default().prefetches_per_session_max,
             pin_stall: self.pin_stall,
             hold_after: self.hold_after,
         }

@@ -3,7 +3,9 @@
 
 use std::fmt::{self, Display, Write as _};
 
-use broker_core::{Advice, Caller, Notice, PartRef, Pressure, Refusal, Retention, Tier};
+use broker_core::{
+    Advice, Caller, Cause, Deferral, Notice, PartRef, PrefetchEnd, Pressure, Refusal, Retention, Tier,
+};
 use vramd_proto::v1::{
     self, EventKind, allocation_event::Change as AllocationChange, device_event::Change as DeviceChange,
     move_event::Change as MoveChange, node_event::Change as NodeChange, quota_event::Change as QuotaChange,
@@ -48,6 +50,7 @@ pub(super) fn kind(notice: &Notice) -> Option<EventKind> {
         | Notice::CleanBackingDiffers { .. }
         | Notice::MoveFailed { .. }
         | Notice::MoveStopped { .. } => EventKind::Move,
+        Notice::PrefetchEnded { .. } => EventKind::Prefetch,
         Notice::PressureChanged { .. } => EventKind::Pressure,
         Notice::SettingsChanged { .. } => EventKind::Settings,
         Notice::Draining { .. } | Notice::InvariantBroken { .. } => EventKind::Node,
@@ -60,6 +63,7 @@ pub(super) fn kind(notice: &Notice) -> Option<EventKind> {
         | Notice::Backed { .. }
         | Notice::WaitEnded { .. }
         | Notice::PinWaited { .. }
+        | Notice::PrefetchUsed { .. }
         | Notice::Evicted { .. }
         | Notice::PinStalled { .. } => return None,
     })
@@ -91,7 +95,8 @@ pub(super) fn tenant(notice: &Notice) -> Option<&str> {
         | Notice::Dropped { tenant, .. }
         | Notice::CleanBackingDiffers { tenant, .. }
         | Notice::MoveFailed { tenant, .. }
-        | Notice::MoveStopped { tenant, .. } => Some(tenant),
+        | Notice::MoveStopped { tenant, .. }
+        | Notice::PrefetchEnded { tenant, .. } => Some(tenant),
         Notice::Refused { by: Caller::Process { tenant, .. }, .. } => Some(tenant),
         _ => None,
     }
@@ -171,6 +176,15 @@ pub(super) fn event(notice: &Notice, devices: &[String]) -> Option<Event> {
         }),
         Notice::AllocationFreed { allocation: id, .. } => allocation(AllocationChange::Freed, *id),
         Notice::AllocationGone { allocation: id, .. } => allocation(AllocationChange::Gone, *id),
+        Notice::PrefetchEnded { session, number, device, bytes, end, .. } => {
+            Event::Prefetch(v1::PrefetchEvent {
+                end: prefetch_end(*end).into(),
+                session_id: session.shown(),
+                prefetch_id: *number,
+                device: device.0.into(),
+                bytes: bytes.get(),
+            })
+        }
         Notice::Unbrokered { device, bytes } => of_device(DeviceChange::Unbrokered, Some(*device), *bytes),
         Notice::Shortfall { device, bytes, .. } => of_device(DeviceChange::Shortfall, Some(*device), *bytes),
         Notice::Unreturned { bytes, .. } => of_device(DeviceChange::Unreturned, None, *bytes),
@@ -229,6 +243,7 @@ pub(super) fn event(notice: &Notice, devices: &[String]) -> Option<Event> {
         | Notice::Backed { .. }
         | Notice::WaitEnded { .. }
         | Notice::PinWaited { .. }
+        | Notice::PrefetchUsed { .. }
         | Notice::Evicted { .. }
         | Notice::PinStalled { .. } => return None,
     })
@@ -334,6 +349,39 @@ pub(crate) fn tier(tier: Tier) -> v1::Tier {
         Tier::Device => v1::Tier::Device,
         Tier::Host => v1::Tier::Host,
         Tier::Disk => v1::Tier::Disk,
+    }
+}
+
+pub(crate) fn move_cause(cause: Cause) -> v1::MoveCause {
+    match cause {
+        Cause::Demand => v1::MoveCause::Demand,
+        Cause::WriteBack => v1::MoveCause::WriteBack,
+        Cause::Rebalance => v1::MoveCause::Rebalance,
+        Cause::Pressure => v1::MoveCause::Pressure,
+        Cause::Operator => v1::MoveCause::Operator,
+        Cause::Prefetch => v1::MoveCause::Prefetch,
+    }
+}
+
+fn prefetch_end(end: PrefetchEnd) -> v1::prefetch_event::End {
+    use v1::prefetch_event::End;
+    match end {
+        PrefetchEnd::Ready => End::Ready,
+        PrefetchEnd::Late => End::Late,
+        PrefetchEnd::Dropped => End::Dropped,
+        PrefetchEnd::Cancelled => End::Cancelled,
+        PrefetchEnd::Failed => End::Failed,
+    }
+}
+
+pub(crate) fn deferral(why: Deferral) -> v1::PrefetchDeferral {
+    match why {
+        Deferral::Demand => v1::PrefetchDeferral::Demand,
+        Deferral::Behind => v1::PrefetchDeferral::Behind,
+        Deferral::Link => v1::PrefetchDeferral::Link,
+        Deferral::Room => v1::PrefetchDeferral::Room,
+        Deferral::RoomOnItsWay => v1::PrefetchDeferral::RoomOnItsWay,
+        Deferral::Moving => v1::PrefetchDeferral::Moving,
     }
 }
 

@@ -1,6 +1,7 @@
 //! `AdminService`: the requests of operators. Each method first checks that the caller is an operator.
 
 mod moves;
+mod prefetches;
 mod settings;
 mod trace;
 
@@ -354,6 +355,22 @@ impl AdminService for Admin {
     ) -> Result<Response<v1::CancelWaitResponse>, Status> {
         let operator = self.operator(&request)?;
         self.cancel(operator, request.into_inner()).await.map(Response::new)
+    }
+
+    async fn list_prefetches(
+        &self,
+        request: Request<v1::ListPrefetchesRequest>,
+    ) -> Result<Response<v1::ListPrefetchesResponse>, Status> {
+        self.operator(&request)?;
+        self.prefetches(request.into_inner()).await.map(Response::new)
+    }
+
+    async fn cancel_prefetch(
+        &self,
+        request: Request<v1::CancelPrefetchRequest>,
+    ) -> Result<Response<v1::CancelPrefetchResponse>, Status> {
+        let operator = self.operator(&request)?;
+        self.cancel_prefetch_of(operator, request.into_inner()).await.map(Response::new)
     }
 
     async fn get_settings(

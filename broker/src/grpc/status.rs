@@ -190,6 +190,9 @@ fn add_standard_detail(details: &mut ErrorDetails, refusal: &Refusal, message: &
         R::WaitNotFound { wait } => {
             details.set_resource_info("vramd.v1.Wait", wait.to_string(), "", message);
         }
+        R::PrefetchNotFound { session, number } => {
+            details.set_resource_info("vramd.v1.Prefetch", format!("{session}/{number}"), "", message);
+        }
         R::BatchNotWaiting { request_id } => {
             let id: String = request_id.iter().map(|byte| format!("{byte:02x}")).collect();
             details.set_resource_info("vramd.v1.Wait", id, "", message);

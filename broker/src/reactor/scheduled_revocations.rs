@@ -47,7 +47,10 @@ impl ScheduledRevocations {
                 self.count_step(Step::Unmapped, parts.iter().map(|part| part.part))
             }
             ClientFrame::Pin { parts, .. } => self.count_step(Step::Pin, parts.iter().copied()),
-            ClientFrame::WordsMapped | ClientFrame::PinEnded { .. } => {}
+            ClientFrame::WordsMapped
+            | ClientFrame::PinEnded { .. }
+            | ClientFrame::Prefetch { .. }
+            | ClientFrame::PrefetchCancelled { .. } => {}
         }
     }
 

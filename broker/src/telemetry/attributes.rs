@@ -18,6 +18,7 @@ pub const HOST_NODE: &str = "vramd.host.node";
 pub const EXTENT_SIZE: &str = "vramd.extent.size";
 pub const WAIT_KIND: &str = "vramd.wait.kind";
 pub const WAIT_OUTCOME: &str = "vramd.wait.outcome";
+pub const PREFETCH_OUTCOME: &str = "vramd.prefetch.outcome";
 pub const REFUSAL_REASON: &str = "vramd.refusal.reason";
 pub const REFUSAL_SCOPE: &str = "vramd.refusal.scope";
 pub const VERSION: &str = "vramd.version";
@@ -62,7 +63,8 @@ pub const ATTRIBUTES: &[(&str, &str)] = &[
         MIGRATION_CAUSE,
         "`demand`: a client wants the part on its device, or another waiter needs its room. `rebalance`: its tenant is above its limit, a new \
          guarantee needs the room, or the capacity shrank. `write_back`: the daemon copies the part to its backing, and the part stays. \
-         `pressure`: the part is cold, and the tier that it lay in is full. `operator`: an operator asked for it",
+         `pressure`: the part is cold, and the tier that it lay in is full. `operator`: an operator asked for it. \
+         `prefetch`: a client asked for the part ahead of its use, or for one that needs its room",
     ),
     (
         MIGRATION_OUTCOME,
@@ -93,6 +95,12 @@ pub const ATTRIBUTES: &[(&str, &str)] = &[
         WAIT_OUTCOME,
         "`served`; `refused`: its time was over, or it cannot be served; `cancelled` by an operator; or `left`: the client is gone, has \
          everything already, or no longer waits",
+    ),
+    (
+        PREFETCH_OUTCOME,
+        "`ready`: all parts were on their device in time. `late`: after the deadline. `dropped`: a part left again before any session \
+         used it; the request may count as `ready` too. `cancelled`: by the client, an operator or the end of the session. `failed`: a \
+         fetch failed, or the memory was freed",
     ),
     (REFUSAL_REASON, "A reason of [the page of errors](errors.md)"),
     (REFUSAL_SCOPE, "The refused object: a `call`, one `item` of a batch, a `channel`, or a `pin` set"),

@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use broker_core::PrefetchEnd;
 use vramd_types::Reason;
 
 use crate::config::Signal;
@@ -32,6 +33,15 @@ impl Scope {
     }
 }
 
+/// The ends of prefetch requests in the order of their type, with the values of [`super::metrics::PREFETCH_OUTCOME`].
+const PREFETCH_ENDS: [(PrefetchEnd, &str); 5] = [
+    (PrefetchEnd::Ready, "ready"),
+    (PrefetchEnd::Late, "late"),
+    (PrefetchEnd::Dropped, "dropped"),
+    (PrefetchEnd::Cancelled, "cancelled"),
+    (PrefetchEnd::Failed, "failed"),
+];
+
 #[derive(Debug)]
 pub(super) struct Counters {
     /// For each scope, in the order of the registry of reasons.
@@ -41,6 +51,7 @@ pub(super) struct Counters {
     pins: AtomicU64,
     pin_stalls: AtomicU64,
     create_retries: AtomicU64,
+    prefetches: [AtomicU64; PREFETCH_ENDS.len()],
     lost_lines: AtomicU64,
 }
 
@@ -54,6 +65,7 @@ impl Default for Counters {
             pins: AtomicU64::new(0),
             pin_stalls: AtomicU64::new(0),
             create_retries: AtomicU64::new(0),
+            prefetches: Default::default(),
             lost_lines: AtomicU64::new(0),
         }
     }
@@ -96,6 +108,14 @@ impl Counters {
 
     pub(super) fn create_retries(&self) -> u64 {
         read(&self.create_retries)
+    }
+
+    pub(super) fn count_prefetch(&self, end: PrefetchEnd) {
+        add(self.prefetches.get(end as usize), 1);
+    }
+
+    pub(super) fn prefetches(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        PREFETCH_ENDS.into_iter().zip(&self.prefetches).map(|((_, name), count)| (name, read(count)))
     }
 
     /// Counts a line that stderr did not take in time.
@@ -141,6 +161,16 @@ fn read(count: &AtomicU64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn each_end_of_a_prefetch_has_its_name() {
+        for (at, (end, name)) in PREFETCH_ENDS.into_iter().enumerate() {
+            let counters = Counters::default();
+            counters.count_prefetch(end);
+            let counts: Vec<_> = counters.prefetches().collect();
+            assert_eq!((end as usize, counts[at]), (at, (name, 1)));
+        }
+    }
 
     #[test]
     fn each_reason_has_a_count_of_its_own() {

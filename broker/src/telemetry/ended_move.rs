@@ -82,8 +82,8 @@ impl MoveKind {
 /// The place of a part that was dropped, or that no client ever wrote.
 const NOWHERE: &str = "none";
 
-const CAUSES: [Cause; 5] =
-    [Cause::Demand, Cause::WriteBack, Cause::Rebalance, Cause::Pressure, Cause::Operator];
+const CAUSES: [Cause; 6] =
+    [Cause::Demand, Cause::WriteBack, Cause::Rebalance, Cause::Pressure, Cause::Operator, Cause::Prefetch];
 
 const fn name(cause: Cause) -> &'static str {
     match cause {
@@ -92,6 +92,7 @@ const fn name(cause: Cause) -> &'static str {
         Cause::Rebalance => "rebalance",
         Cause::Pressure => "pressure",
         Cause::Operator => "operator",
+        Cause::Prefetch => "prefetch",
     }
 }
 

@@ -30,6 +30,7 @@ pub(super) struct Histograms {
     move_bytes: Histogram<u64>,
     wait_seconds: Histogram<f64>,
     pin_seconds: Histogram<f64>,
+    lead_seconds: Histogram<f64>,
     pin_tenants: NamedTenants,
 }
 
@@ -64,6 +65,7 @@ impl Histograms {
             move_bytes: size_histogram(meter, &metrics::MIGRATION_SIZE),
             wait_seconds: histogram(meter, &metrics::QUEUE_WAIT),
             pin_seconds: histogram(meter, &metrics::PIN_WAIT),
+            lead_seconds: histogram(meter, &metrics::PREFETCH_LEAD),
             pin_tenants: NamedTenants::new(series_max),
         }
     }
@@ -82,7 +84,7 @@ impl Histograms {
         self.move_bytes.record(ended.bytes.get(), &attributes);
     }
 
-    /// Records a wait, if the notice ends one. `since` returns the time that has passed since a moment.
+    /// Records a wait, or the lead of a prefetch, if the notice ends one. `since` returns the time that has passed since a moment.
     pub(super) fn record_wait(&self, notice: &Notice, since: impl FnOnce(Time) -> Duration) {
         match notice {
             Notice::WaitEnded { waiter, since: began, end } => {
@@ -97,6 +99,7 @@ impl Histograms {
                 let attributes = [self.pin_tenants.attribute(tenant), outcome(*end)];
                 self.pin_seconds.record(since(*began).as_secs_f64(), &attributes);
             }
+            Notice::PrefetchUsed { lead, .. } => self.lead_seconds.record(lead.as_secs_f64(), &[]),
             _ => {}
         }
     }

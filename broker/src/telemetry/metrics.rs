@@ -312,6 +312,21 @@ pub const PIN_WAIT: Definition = Definition {
     attributes: &[TENANT, WAIT_OUTCOME],
     boundaries: SECONDS_MIGRATION,
 };
+pub const PREFETCHES: Definition = count(
+    MetricKind::Counter,
+    "vramd.prefetches",
+    "{request}",
+    &[PREFETCH_OUTCOME],
+    "Prefetch requests that were ready or ended otherwise. A request that the daemon refused at once is not counted.",
+);
+pub const PREFETCH_LEAD: Definition = Definition {
+    name: "vramd.prefetch.lead",
+    kind: MetricKind::Histogram,
+    unit: "s",
+    meaning: "Time that a prefetched part lay on its device, with all others of its request, until a session used it. 0 s if it was used before the request was ready.",
+    attributes: &[],
+    boundaries: SECONDS_MIGRATION,
+};
 pub const PIN_STALLS: Definition = count(
     MetricKind::Counter,
     "vramd.pin.stalls",
@@ -508,6 +523,8 @@ pub const ALL: &[&Definition] = &[
     &PINS,
     &TENANT_PIN_WAITS,
     &PIN_STALLS,
+    &PREFETCHES,
+    &PREFETCH_LEAD,
     &CREATE_RETRIES,
     &TENANT_ALLOCATIONS,
     &TENANT_SESSIONS,

@@ -126,6 +126,9 @@ impl Telemetry {
         if let Notice::PinStalled { .. } = notice {
             shared.counters.count_pin_stall();
         }
+        if let Notice::PrefetchEnded { end, .. } = notice {
+            shared.counters.count_prefetch(*end);
+        }
         if let Notice::CreateRetried { .. } = notice {
             shared.counters.count_create_retry();
         }

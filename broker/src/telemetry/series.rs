@@ -94,6 +94,10 @@ pub(super) const OBSERVED: &[(&Definition, Series)] = &[
     (&metrics::PINS, |sources, observe| observe(sources.counters.pins(), &[])),
     (&metrics::TENANT_PIN_WAITS, tenant_pin_waits),
     (&metrics::PIN_STALLS, |sources, observe| observe(sources.counters.pin_stalls(), &[])),
+    (&metrics::PREFETCHES, |sources, observe| {
+        let counts = sources.counters.prefetches();
+        counts.for_each(|(end, count)| observe(count, &[text(metrics::PREFETCH_OUTCOME, end)]));
+    }),
     (&metrics::CREATE_RETRIES, |sources, observe| observe(sources.counters.create_retries(), &[])),
     (&metrics::TENANT_ALLOCATIONS, tenant_allocations),
     (&metrics::TENANT_SESSIONS, |sources, observe| {

@@ -255,6 +255,11 @@ fn every_metric_has_its_declared_name_and_help() {
     for notice in [
         Notice::WaitEnded { waiter: what, since, end },
         Notice::PinWaited { tenant: "team-000".into(), session, call, since, end },
+        Notice::PrefetchUsed {
+            tenant: "team-000".into(),
+            bytes: Bytes::mib(2),
+            lead: Duration::from_millis(1),
+        },
     ] {
         metrics.histograms.record_wait(&notice, |_| Duration::from_millis(1));
         metrics.tenants().count(&notice);

@@ -183,6 +183,8 @@ reasons! {
         "The daemon is recording a trace: stop it first.";
     TraceNotFound, "TRACE_NOT_FOUND", NotFound, [],
         "The daemon has recorded no trace since its start.";
+    PrefetchNotFound, "PREFETCH_NOT_FOUND", NotFound, ["session", "prefetch"],
+        "The session has no prefetch request of that number: its parts were used, or it ended otherwise.";
     NameTaken, "NAME_TAKEN", AlreadyExists, ["name"],
         "The tenant already has an allocation of that name.";
     Draining, "DRAINING", Unavailable, [],

@@ -7,7 +7,7 @@ from typing import Any, Literal, NoReturn, final
 from typing_extensions import Buffer, CapsuleType, Self, disjoint_base
 
 __all__ = [
-    "AdvisedParts", "Allocation", "AllocationInfo", "Client", "Device", "Memory", "OwnQuota", "Pin", "PinSet", "Pressure", "Released", "Sealed", "Tensor",
+    "AdvisedParts", "Allocation", "AllocationInfo", "Client", "Device", "Memory", "OwnQuota", "Pin", "PinSet", "Prefetch", "Pressure", "Released", "Sealed", "Tensor",
     "__version__", "_PressureStream", "connect", "reasons", "socket_dir",
 ]
 
@@ -133,6 +133,21 @@ class Client:
         The allocations in `write` are pinned for writing. Two programs that pin the same allocations this way do not wait for
         each other's; a program that pins one after the other may (`PinStalled`). At most 1,024 parts in all. `wait`
         is how many seconds it may wait (`Deadline`); the default is the client's timeout.
+        """
+    def prefetch(
+        self,
+        *memory: Memory | tuple[Memory, range],
+        partial: bool = False,
+        within: float | None = None,
+        priority: int = 0,
+    ) -> Prefetch:
+        """Asks for memory ahead of its use, and returns once the daemon has answered.
+
+        All of it is of one device, and at most 1,024 parts: whole allocations, or pairs of an allocation and a range of its
+        parts. The daemon fetches all or none, or with `partial` as much as finds room. It is needed `within` so many
+        seconds, if that is given: the earliest deadline goes first. Of the requests of one tenant, those of higher
+        `priority` (0 to 255) go first. A request that can never be served raises its error (`DeviceFull`, `QuotaExceeded`,
+        `SetTooLarge`). A pin needs no prefetch: it waits only for what is not there yet.
         """
     def list(self, prefix: str = "") -> list[AllocationInfo]:
         """The tenant's allocations whose name begins with `prefix`. A prefix `tenant/…` lists those that this tenant may
@@ -383,6 +398,42 @@ class PinSet:
         """As `Pin.unpin_after`, for each that is not released."""
     def __enter__(self) -> Self: ...
     def __exit__(self, *_error: object) -> None: ...
+    def __reduce__(self) -> NoReturn: ...
+
+@final
+class Prefetch:
+    """A prefetch request. Its end does not cancel the request."""
+
+    @property
+    def number(self) -> int:
+        """The number that operators see (`vramctl prefetch list`)."""
+    @property
+    def state(self) -> str:
+        """How far it is. Costs no call.
+
+        `deferred`, `accepted`, `ready`, `late` (ready after its deadline), `dropped` (a part left unused) or `cancelled`. A
+        request that failed raises its error.
+        """
+    @property
+    def reason(self) -> str | None:
+        """Why it is deferred or was dropped.
+
+        Deferred: `demand`, `behind`, `link`, `room`, `room_on_its_way` or `moving`. Dropped: the cause of the move,
+        such as `demand`.
+        """
+    @property
+    def expected(self) -> float | None:
+        """Seconds until it is probably ready; only once it is accepted, and a fetch to the device was measured."""
+    @property
+    def parts_left_out(self) -> int:
+        """Parts that found no room. Only with `partial`."""
+    def wait(self, seconds: float | None = None) -> str:
+        """Waits until its parts are there or will not come, and returns the state.
+
+        `Deadline` after so many seconds; the default is the client's timeout. The request goes on.
+        """
+    def cancel(self) -> None:
+        """Cancels it. Copies are stopped unless something else wants the memory."""
     def __reduce__(self) -> NoReturn: ...
 
 @final

@@ -15,6 +15,7 @@ use crate::{
         quota::OwnQuota,
         request::{AllocationRequest, Target},
     },
+    prefetch::{Prefetch, PrefetchRequest, prefetch},
     session::{Released, call_style::CallStyle, missing_field, pressure::Pressure},
 };
 
@@ -91,6 +92,11 @@ impl Client {
         operations::claim_attached(CallStyle::Async, session, target.into(), kind, false)
             .await
             .map(Allocation::new)
+    }
+
+    /// See [`crate::Client::prefetch`].
+    pub async fn prefetch(&self, request: PrefetchRequest<'_>) -> Result<Prefetch> {
+        prefetch(CallStyle::Async, self.client.session(), request).await
     }
 
     /// Frees an allocation of this session or its tenant that has no handle.

@@ -29,7 +29,8 @@ pub fn decode(packet: &[u8]) -> Result<Frame, String> {
         | Frame::Welcome(_)
         | Frame::Refused(_)
         | Frame::Drain(_)
-        | Frame::PinAnswer(_) => {}
+        | Frame::PinAnswer(_)
+        | Frame::PrefetchProgress(_) => {}
     }
     Ok(frame)
 }

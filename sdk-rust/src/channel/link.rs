@@ -5,7 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 use rustix::io::Errno;
 use vramd_proto::{
     channel::PARTS_PER_FRAME_MAX,
-    v1::{Mapped, Pin, PinEnded, Unmapped, client_frame::Frame},
+    v1::{Mapped, Pin, PinEnded, Prefetch, PrefetchCancelled, Unmapped, client_frame::Frame},
 };
 
 use super::{
@@ -84,6 +84,14 @@ impl ChannelLock<'_> {
     /// Sends a pin call for a set whose parts are not all mapped.
     pub(crate) fn send_pin(&self, pin: Pin) -> Result<(), Errno> {
         self.send(Frame::Pin(pin))
+    }
+
+    pub(crate) fn send_prefetch(&self, prefetch: Prefetch) -> Result<(), Errno> {
+        self.send(Frame::Prefetch(prefetch))
+    }
+
+    pub(crate) fn send_prefetch_cancelled(&self, cancelled: PrefetchCancelled) -> Result<(), Errno> {
+        self.send(Frame::PrefetchCancelled(cancelled))
     }
 
     fn send(&self, frame: Frame) -> Result<(), Errno> {

@@ -204,6 +204,7 @@ fn handle(
             table.set_draining(drain.draining);
         }
         Frame::Pressure(pressure) => table.pressures.report(&pressure),
+        Frame::PrefetchProgress(progress) => table.record_prefetch(progress),
         Frame::Refused(refused) => return Ok(Some(Ending::Refused(refused.into()))),
         Frame::Welcome(_) => return Ok(Some(broken("the daemon sent a second welcome"))),
         Frame::PinAnswer(answer) => {

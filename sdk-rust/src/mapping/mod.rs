@@ -9,6 +9,7 @@ mod changed;
 mod copy;
 mod pin_calls;
 mod pinning;
+mod prefetches;
 mod region;
 mod region_words;
 mod reservation;

@@ -34,6 +34,8 @@ pub(crate) enum Until {
     Arrived { id: AllocationId, parts: usize, access: Access },
     /// A call has all its pins.
     Pinned { call: u64 },
+    /// The daemon has answered a prefetch request; with `settled`, its parts are there or will not come.
+    Prefetched { number: u64, settled: bool },
 }
 
 /// The start of a pin of a set.
@@ -359,6 +361,9 @@ impl TableState {
                 (None, Some(ending)) => Err(ending.error()),
                 (None, None) => Ok(false),
             },
+            Until::Prefetched { number, settled } => {
+                self.prefetches.check(number, settled, self.ending.as_ref())
+            }
         }
     }
 

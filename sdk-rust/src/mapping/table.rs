@@ -21,6 +21,7 @@ use vramd_words::Waiting;
 use super::{
     changed::Changed,
     pin_calls::Calls,
+    prefetches::Prefetches,
     region::{Mode, RawPart, Region},
     region_words::UnmapOutcome,
     space::{Base, has_descriptor, is_of_cuda},
@@ -53,6 +54,7 @@ pub(super) struct TableState {
     pub(super) words: Words,
     /// The pin calls that wait.
     pub(super) calls: Calls,
+    pub(super) prefetches: Prefetches,
     /// Parts that are being revoked and still pinned.
     pub(super) revoking: BTreeSet<(AllocationId, u32)>,
     /// The number of calls that may bring an allocation without a handle.
@@ -95,6 +97,7 @@ impl Table {
             regions: BTreeMap::new(),
             words,
             calls: Calls::default(),
+            prefetches: Prefetches::default(),
             revoking: BTreeSet::new(),
             expected_arrivals: 0,
             ending: None,

@@ -22,7 +22,7 @@ pub(crate) mod private {
     }
 
     /// Opaque to other crates.
-    #[derive(Debug)]
+    #[derive(Clone, Copy, Debug)]
     pub struct Handle<'a>(pub(crate) &'a crate::handles::handle::Handle);
 }
 

@@ -19,7 +19,10 @@ use std::{
 
 use tokio::sync::watch;
 use tonic::{Request, Response, Status, transport::Channel};
-use vramd_proto::v1::{self, memory_service_client::MemoryServiceClient};
+use vramd_proto::{
+    channel::PREFETCH,
+    v1::{self, memory_service_client::MemoryServiceClient},
+};
 use vramd_types::{AllocationId, Bytes, Reason, SessionId};
 
 use crate::{
@@ -52,6 +55,8 @@ pub(crate) struct Session {
     tenant: String,
     devices: Vec<v1::Device>,
     daemon_version: String,
+    /// The features that both sides speak, as bits.
+    features: u64,
     request_timeout: Duration,
     link: Arc<Link>,
     table: Arc<Table>,
@@ -138,6 +143,7 @@ impl Session {
             tenant: welcome.tenant,
             devices: welcome.devices,
             daemon_version: welcome.daemon_version,
+            features: welcome.features,
             request_timeout,
             link,
             table,
@@ -162,6 +168,11 @@ impl Session {
 
     pub(crate) fn daemon_version(&self) -> &str {
         &self.daemon_version
+    }
+
+    /// Whether the daemon takes prefetch requests of this session.
+    pub(crate) fn takes_prefetches(&self) -> bool {
+        self.features & PREFETCH != 0
     }
 
     pub(crate) fn table(&self) -> &Table {

@@ -7,7 +7,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use broker_core::{
     AllocationSpec, CallId, ChannelId, ClientFrame, ClientRequest, Config, Event, Hello, Kind, Lifetime,
-    Limits, OperatorRequest, PartRef, Peer, Reply, Target, Tier,
+    Limits, OperatorRequest, PartRef, Peer, PrefetchSpec, Reply, Target, Tier,
 };
 use vramd_types::{AllocationId, Bytes, PartIndex, SessionId};
 
@@ -25,6 +25,9 @@ const FITS: u32 = 10;
 /// Virtual time between two rounds of answers.
 const ROUND_MICROS: u64 = 10;
 const UID: u32 = 1000;
+/// The parts that one session asks for ahead at most, and how many requests are counted.
+const PREFETCHES_MAX: u32 = 4_096;
+const PREFETCHES: u32 = 500;
 
 /// One stretch of moves.
 #[derive(Clone, Copy, Debug)]
@@ -67,6 +70,46 @@ pub fn count(parts: u32, waiting: usize, moves: u64) -> u64 {
     pins.run(u64::from(2 * parts / FITS));
     pins.shell.meter.counting = true;
     pins.run(moves)
+}
+
+/// Counts prefetch requests for one part each. Returns how many there were. With `queued`, so many others wait on a device
+/// that is full of memory in use, and each request is cancelled again; otherwise each begins at once.
+pub fn count_prefetches(parts: u32, queued: u32) -> u64 {
+    let fits = if queued > 0 { FITS } else { 1 };
+    let mut shell = Shell::with(config(parts, fits), Pace::Untimed);
+    let (client, other) = (Client::open(&mut shell, 0), Client::open(&mut shell, 1));
+    let wanted = client.allocate(&mut shell, CallId(0), parts.min(PREFETCHES_MAX), true);
+    let request =
+        OperatorRequest::MoveParts { target: Target::Id(wanted), parts: Vec::new(), tier: Tier::Host };
+    shell.send(Event::Operator { call: CallId(1), uid: 0, key: None, request });
+    while shell.replies.is_empty() {
+        shell.drain();
+        shell.advance(1);
+    }
+    shell.replies.clear();
+    if queued > 0 {
+        other.allocate(&mut shell, CallId(2), parts / fits, false);
+    }
+    let mut number = 0;
+    let mut ask = |shell: &mut Shell, part: u32, counts: bool| {
+        number += 1;
+        let part = PartRef { allocation: wanted, part: PartIndex(part) };
+        let spec = PrefetchSpec { parts: vec![part], whole: true, within: None, priority: 0 };
+        shell.meter.counting = counts;
+        shell.send(Event::Frame { channel: client.channel, frame: ClientFrame::Prefetch { number, spec } });
+        shell.step();
+        if counts && queued > 0 {
+            let frame = ClientFrame::PrefetchCancelled { number };
+            shell.send(Event::Frame { channel: client.channel, frame });
+            shell.step();
+        }
+        shell.meter.counting = false;
+        shell.drain();
+    };
+    (0..queued).for_each(|part| ask(&mut shell, part, false));
+    let asked = PREFETCHES.min(parts - queued);
+    (queued..queued + asked).for_each(|part| ask(&mut shell, part, true));
+    u64::from(asked)
 }
 
 /// The cost of one operator call that moves `parts` parts off their device: the longest single event, and the

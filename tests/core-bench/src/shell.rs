@@ -161,7 +161,8 @@ impl Shell {
             | DaemonFrame::Lost(_)
             | DaemonFrame::Refused(_)
             | DaemonFrame::Drain { .. }
-            | DaemonFrame::Pressure(_) => return,
+            | DaemonFrame::Pressure(_)
+            | DaemonFrame::Prefetch { .. } => return,
         };
         self.send(Event::Frame { channel, frame });
     }

@@ -41,6 +41,7 @@ fn short(event: &WatchResponse) -> String {
         Event::Node(node) => format!("node {:?}", node.change()),
         Event::Move(moved) => format!("move {:?}", moved.change()),
         Event::Pressure(pressure) => format!("pressure {:?} {:?}", pressure.from(), pressure.to()),
+        Event::Prefetch(ended) => format!("prefetch {:?}", ended.end()),
         Event::Settings(changed) => format!("settings by {}", changed.operator_uid),
     }
 }

@@ -44,7 +44,9 @@ fn is_allowed(frame: &Frame) -> bool {
     match frame {
         Frame::Hello(_) => true,
         Frame::WordsMapped(_) | Frame::PinEnded(_) => true,
+        Frame::PrefetchCancelled(_) => true,
         Frame::Pin(pin) => count(pin.parts.len()),
+        Frame::Prefetch(asked) => count(asked.parts.len()) && asked.priority <= 255,
         Frame::Mapped(mapped) => count(mapped.parts.len()),
         Frame::Unmapped(unmapped) => {
             count(unmapped.parts.len())
@@ -66,6 +68,18 @@ fn written(received: &Received) -> Frame {
                 trace: trace.clone(),
                 wait_ms: wait.map(|wait| u64::try_from(wait.as_millis()).unwrap()),
             })
+        }
+        Received::Frame { frame: ClientFrame::Prefetch { number, spec }, .. } => {
+            Frame::Prefetch(v1::Prefetch {
+                prefetch_id: *number,
+                parts: spec.parts.iter().map(reference).collect(),
+                partial: !spec.whole,
+                within_ms: spec.within.map(|within| u64::try_from(within.as_millis()).unwrap()),
+                priority: spec.priority.into(),
+            })
+        }
+        Received::Frame { frame: ClientFrame::PrefetchCancelled { number }, .. } => {
+            Frame::PrefetchCancelled(v1::PrefetchCancelled { prefetch_id: *number })
         }
         Received::Frame { frame: ClientFrame::PinEnded { call }, .. } => {
             Frame::PinEnded(v1::PinEnded { call_id: *call })

@@ -284,6 +284,11 @@ impl Residents {
         parts.filter_map(|part| self.parts.get(part).map(|resident| (part, resident.used)))
     }
 
+    /// The last use of a part that is here, or its arrival.
+    pub(crate) fn last_use(&self, part: PartRef) -> Option<Time> {
+        self.parts.get(part).map(|resident| resident.used)
+    }
+
     /// Whether a session is known to pin it.
     pub(crate) fn is_pinned(&self, part: PartRef) -> bool {
         self.pinned.contains_key(&part)

@@ -6,6 +6,7 @@ use crate::{
     command::RevokedPart,
     event::PartRef,
     ledger::Place,
+    prefetch::PrefetchId,
     tenancy::{OpId, PinId},
 };
 
@@ -96,6 +97,18 @@ pub(crate) enum Fact {
     RetryAllowed,
     /// A waiter that nothing helps begins to let others pass.
     WaiterLetsPass,
+
+    // Prefetch requests.
+    /// A request was queued.
+    PrefetchQueued,
+    /// A request has begun, or one of its parts has arrived.
+    PrefetchAdvanced(PrefetchId),
+    /// The allocation of a part that a request names is freed.
+    PrefetchedPartFreed(PartRef),
+    /// A request has ended, or a move for one.
+    PrefetchEnded,
+    /// Parts may leave that could not when queued requests were tried.
+    PrefetchRetryDue,
 
     // Rules.
     /// A change of a quota has the room that it waited for, or does not get it.

@@ -6,6 +6,7 @@ use crate::{
     command::RevokedPart,
     event::PartRef,
     ledger::Place,
+    prefetch::PrefetchId,
     tenancy::{OpId, PinId, PinnedPart},
 };
 
@@ -34,6 +35,12 @@ pub(crate) enum Work {
     FullScan,
     /// Scan the line as far as there is room. A full scan that comes first does this too.
     FrontScan,
+    /// End prefetch requests for a part that their session no longer has.
+    CheckPrefetches(PartRef),
+    /// Tell the client of a prefetch request that all its parts are there, if so.
+    CompletePrefetch(PrefetchId),
+    /// Begin queued prefetch requests. Every waiter in the line has gone first.
+    BeginPrefetches,
     /// Update the level of a place, now that its bytes are settled.
     UpdatePressure(Place),
     /// Do what the pressure of a place asks for.

@@ -17,6 +17,8 @@
 //!   left or been refused as a victim.
 //! - Relief of pressure tries each part once between two samples. A late backing takes a part off the list of
 //!   parts without any. A change of a quota goes on once, when its extents have left.
+//! - A prefetch request that begins leaves its queue, and none enters one. Otherwise it has victims leave, as a scan
+//!   does, or stops a move, and waits for the next event.
 //! - The level of a place is a function of its balance.
 //!
 //! The price is the number of facts. Calls of other sessions on the same part, and answered calls, are not
@@ -50,7 +52,10 @@ impl Broker {
             // The move of the part goes on, and sessions that attached it.
             Fact::RevocationEnded => self.follow_ups.add(Work::AfterRevocations),
             // Waiters of the part go on, and its memory is released or kept.
-            Fact::MoveEnded => self.follow_ups.add(Work::AfterMoves),
+            Fact::MoveEnded => {
+                self.follow_ups.add(Work::AfterMoves);
+                self.begin_prefetches_if_queued();
+            }
             Fact::FreedPartStill(allocation) => self.follow_ups.add(Work::ReleaseFreed(allocation)),
             Fact::StallCheckDue(call) => self.follow_ups.add(Work::CheckStall(call)),
             // A mapping is what the session's calls wait for, what a revocation waits to end, and why a part is
@@ -64,6 +69,9 @@ impl Broker {
                 }
                 if self.line.contains(Waiter::Part(part)) {
                     self.follow_ups.add(Work::CheckWaiter(part));
+                }
+                if self.moves.prefetches.is_named(part) {
+                    self.follow_ups.add(Work::CheckPrefetches(part));
                 }
             }
             // In few frames, once all that leaves is known.
@@ -83,8 +91,12 @@ impl Broker {
                     self.follow_ups.add(Work::FrontScan);
                 }
                 self.scan_if_short();
+                self.begin_prefetches_if_queued();
             }
-            Fact::VictimsChanged => self.scan_if_short(),
+            Fact::VictimsChanged => {
+                self.scan_if_short();
+                self.schedule_prefetch_retry();
+            }
             // More parts can leave, or less room may be used: only waiters and limits need a scan then.
             Fact::BackingGained | Fact::QuotaStaged => {
                 if self.is_room_wanted() {
@@ -132,6 +144,13 @@ impl Broker {
                     self.follow_ups.add(Work::CheckWaiter(part));
                 }
             }
+            // The order of what begins is decided once, when all that is queued is known. Requests that found no room
+            // need no other try.
+            Fact::PrefetchQueued => self.follow_ups.add(Work::BeginPrefetches),
+            Fact::PrefetchAdvanced(id) => self.follow_ups.add(Work::CompletePrefetch(id)),
+            Fact::PrefetchedPartFreed(part) => self.follow_ups.add(Work::CheckPrefetches(part)),
+            // Its room, its turn or what it kept on the device may serve another.
+            Fact::PrefetchEnded | Fact::PrefetchRetryDue => self.begin_prefetches_if_queued(),
             Fact::QuotaReady(op) => self.follow_ups.add(Work::ResumeQuota(op)),
         }
     }
@@ -141,6 +160,13 @@ impl Broker {
     fn scan_if_short(&mut self) {
         if self.line.scan_found_shortage() || self.line.is_any_over_limit() || self.is_room_in_doubt() {
             self.follow_ups.add(Work::FullScan);
+        }
+    }
+
+    fn begin_prefetches_if_queued(&mut self) {
+        if !self.moves.prefetches.queues.is_empty() {
+            self.moves.prefetches.retry_all();
+            self.follow_ups.add(Work::BeginPrefetches);
         }
     }
 
@@ -179,8 +205,15 @@ impl Broker {
             Work::FullScan => {
                 self.follow_ups.remove(&Work::FrontScan);
                 self.scan_line();
+                self.begin_prefetches_if_queued();
             }
-            Work::FrontScan => self.scan_front(),
+            Work::FrontScan => {
+                self.scan_front();
+                self.begin_prefetches_if_queued();
+            }
+            Work::CheckPrefetches(part) => self.check_prefetches_of(part),
+            Work::CompletePrefetch(id) => self.complete_prefetch(id),
+            Work::BeginPrefetches => self.begin_prefetches(),
             Work::UpdatePressure(place) => self.update_pressure(place),
             Work::RelievePressure(place) => self.relieve_pressure(place),
             Work::UnmapInPlace(part) => self.unmap_in_place_or_postpone(part),

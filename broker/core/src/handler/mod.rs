@@ -11,6 +11,7 @@
 //! - [`mapping`]: which session maps which part: sending parts, revoking them
 //! - [`moves`]: parts that move between tiers
 //! - [`line`]: the line of waiters for room on devices, and the choice of victims
+//! - [`prefetch`]: parts that clients ask for ahead of their use
 //! - [`pins`]: pin calls, and the use of parts that sessions write into their pin words
 //! - [`allocation`]: an allocation from its request to the return of its memory
 //! - [`after_revocation`], [`scan`]: a revocation that has ended; the walk along the line
@@ -51,6 +52,7 @@ mod mistakes;
 mod moves;
 mod node;
 mod pins;
+mod prefetch;
 mod requests;
 mod scan;
 mod shared;

@@ -25,6 +25,7 @@ impl Broker {
                 // The follow-ups of this event do it.
                 Timer::InPlaceUnmaps => {}
                 Timer::Stall(id, call) => self.follow_ups.push(Fact::StallCheckDue((id, call))),
+                Timer::Prefetch => self.retry_prefetches(),
                 Timer::Pass => self.push_if_waiters(Fact::WaiterLetsPass),
                 Timer::Survey => self.begin_surveys(),
             }

@@ -147,6 +147,14 @@ registry! {
         "The eviction policy orders every part that may leave its device, each once, and remembers no part of an allocation that is gone.";
     ADVISED_ORDER = "INV-MOVE-11", Oracle "moves/advised.rs",
         "Of the parts of a tenant, one leaves for a waiter only if no other that could leave ranks lower by what their owners say.";
+    PREFETCH_ORDER = "INV-PREFETCH-1", Oracle "prefetch/order.rs",
+        "No prefetch request begins while a client waits for room on its device, or before the one whose turn is first and that could begin.";
+    PREFETCH_TOLD = "INV-PREFETCH-2", Oracle "prefetch/told.rs",
+        "Every client is told of each request how far it is: ready only once all parts are on their device, late only after the deadline, dropped if one left unused.";
+    PREFETCH_VICTIMS = "INV-PREFETCH-3", Oracle "prefetch/victims.rs",
+        "Only memory that is worth less leaves for a prefetch request, and nothing that another one brought and no session has used.";
+    PREFETCH_HELD = "INV-PREFETCH-4", Oracle "prefetch/told.rs",
+        "A request that was cancelled, used up or whose session is gone holds nothing, and no session has more requests than allowed.";
     IN_PLACE = "INV-PLACE-1", Oracle "mappings/in_place.rs",
         "A part that is accessed in place is mapped in host memory where it lies, and no pin fetches it.";
     FILES = "INV-FILE-1", Recomputed "files.rs",

@@ -222,6 +222,12 @@ impl Line {
         })
     }
 
+    /// The tenant of the waiters that arrived then.
+    pub(crate) fn tenant_arrived_at(&self, arrived: Arrival) -> Option<TenantId> {
+        let at = |entered| Position { arrived, entered: Arrival::from_raw(entered) };
+        self.entries.range(at(u64::MIN)..=at(u64::MAX)).next().map(|(_, entry)| entry.tenant)
+    }
+
     /// Returns the numbers of waiting parts and batches.
     pub(crate) fn counts(&self) -> (usize, usize) {
         let batches = self.positions.batches.len();

@@ -30,7 +30,7 @@ pub use state::{MigrationEvent, MigrationState};
 pub(crate) use write_back::{WriteBack, WriteBacks};
 pub use write_back::{WriteBackEvent, WriteBackState};
 
-use crate::event::PartRef;
+use crate::{event::PartRef, prefetch::Prefetches};
 
 /// The cause of a migration or write-back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -45,6 +45,8 @@ pub enum Cause {
     Pressure,
     /// An operator asked for it.
     Operator,
+    /// A client asked for the part ahead of its use, or for one that needs its room.
+    Prefetch,
 }
 
 /// Everything about parts that move, may move, or have bytes below their device.
@@ -56,6 +58,8 @@ pub(crate) struct Moves {
     pub(crate) backings: Backings,
     pub(crate) detached: DetachedExtents,
     pub(crate) attach_waiters: AttachWaiters,
+    /// Parts that clients asked for ahead of their use.
+    pub(crate) prefetches: Prefetches,
     ended: VecDeque<MoveReport>,
     drop_counts: BTreeMap<PartRef, u64>,
     operator_holds: BTreeSet<PartRef>,

@@ -2,7 +2,8 @@
 
 use vramd_types::ExtentId;
 
-use crate::{command::PartRevocation, event::PartRef, pool::ExtentError};
+use super::Cause;
+use crate::{command::PartRevocation, event::PartRef, pool::ExtentError, tenancy::TenantId, time::Time};
 
 /// Why a move cannot begin, or failed.
 #[derive(Clone, Debug)]
@@ -53,6 +54,10 @@ pub(crate) struct MoveReport {
     pub(crate) end: MoveEnd,
     /// The extent on its device in which it stays after all.
     pub(crate) stays: Option<ExtentId>,
+    pub(crate) cause: Cause,
+    pub(crate) since: Time,
+    /// The tenant of a waiter that the part left for, if it left for one.
+    pub(crate) left_for: Option<TenantId>,
 }
 
 #[derive(Debug)]

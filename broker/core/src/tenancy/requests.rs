@@ -33,6 +33,7 @@ pub(crate) enum Method {
     WriteBackParts,
     HoldParts,
     CancelWait,
+    CancelPrefetch,
     ChangeSettings,
     Drain,
 }
@@ -58,6 +59,7 @@ impl Method {
             Self::WriteBackParts => "WriteBackParts",
             Self::HoldParts => "HoldParts",
             Self::CancelWait => "CancelWait",
+            Self::CancelPrefetch => "CancelPrefetch",
             Self::ChangeSettings => "ChangeSettings",
             Self::Drain => "Drain",
         }
@@ -81,6 +83,7 @@ pub(crate) enum Outcome {
     PartsMoved { allocation: AllocationId, parts: Box<[(PartIndex, PartMove)]> },
     PartsHeld { allocation: AllocationId, parts: Box<[PartIndex]> },
     WaitCancelled,
+    PrefetchCancelled,
     SettingsChanged,
     Drained,
 }
@@ -105,6 +108,7 @@ impl Outcome {
             | Self::QuotaDeleted
             | Self::SessionEnded { .. }
             | Self::WaitCancelled
+            | Self::PrefetchCancelled
             | Self::SettingsChanged
             | Self::Drained => 0,
         }

@@ -7,6 +7,9 @@ use std::{collections::BTreeMap, sync::Arc};
 pub(crate) struct TenantId(u32);
 
 impl TenantId {
+    pub(crate) const MIN: Self = Self(0);
+    pub(crate) const MAX: Self = Self(u32::MAX);
+
     pub(super) fn from_index(index: usize) -> Self {
         Self(u32::try_from(index).unwrap_or(u32::MAX))
     }

@@ -17,6 +17,8 @@ pub(crate) struct Words {
     pub(crate) unmap_deadline: Option<Time>,
     /// The number of its last pin call.
     pub(crate) last_call: Option<u64>,
+    /// The number of its last prefetch request.
+    pub(crate) last_prefetch: Option<u64>,
     /// Its pin calls that have not ended.
     pub(crate) calls: usize,
     /// The number of parts of these calls.
@@ -31,6 +33,7 @@ impl Words {
             unmap_soon: BTreeSet::new(),
             unmap_deadline: None,
             last_call: None,
+            last_prefetch: None,
             calls: 0,
             call_parts: 0,
         }

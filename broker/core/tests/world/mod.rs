@@ -19,8 +19,8 @@ use std::{
 use broker_core::{
     AllocationSpec, Broker, CallId, ChannelId, ClientFrame, ClientRequest, Command, Completion, Config,
     CreateError, DaemonFrame, DeviceConfig, DigestError, Event, Hello, Kind, Lifetime, Limits, Notice,
-    OperatorRequest, PartRef, PartUse, Peer, PressureNote, Refusal, Reply, RequestKey, Slot, StoredQuotas,
-    Tier, Time, UnmappedPart, WordsOutcome,
+    OperatorRequest, PartRef, PartUse, Peer, PrefetchState, PressureNote, Refusal, Reply, RequestKey, Slot,
+    StoredQuotas, Tier, Time, UnmappedPart, WordsOutcome,
 };
 use vramd_types::{AllocationId, Bytes, ExtentId, Quantity, SessionId};
 
@@ -101,6 +101,8 @@ pub struct World {
     /// Whether new sessions subscribe to pressure.
     pub subscribes_to_pressure: bool,
     pub pressure_notes: Vec<(ChannelId, PressureNote)>,
+    /// Everything that clients were told of their prefetch requests.
+    pub prefetch_states: BTreeMap<(ChannelId, u64), Vec<PrefetchState>>,
     pub shares_sent: Vec<vramd_types::Shares>,
     calls: u64,
     channels: u64,
@@ -188,6 +190,7 @@ impl World {
             notices: Vec::new(),
             subscribes_to_pressure: false,
             pressure_notes: Vec::new(),
+            prefetch_states: BTreeMap::new(),
             shares_sent: Vec::new(),
             calls: 0,
             channels: 0,
@@ -224,6 +227,9 @@ impl World {
                 }
                 Command::Send { channel, frame: DaemonFrame::Pressure(note) } => {
                     self.pressure_notes.push((channel, note));
+                }
+                Command::Send { channel, frame: DaemonFrame::Prefetch { number, state } } => {
+                    self.prefetch_states.entry((channel, number)).or_default().push(state);
                 }
                 Command::Send { channel, frame } => self.inboxes.entry(channel).or_default().push_back(frame),
                 Command::CloseChannel { channel } => _ = self.closed.insert(channel),

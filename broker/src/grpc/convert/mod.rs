@@ -2,5 +2,6 @@
 
 pub(super) mod moves;
 pub(super) mod page;
+pub(super) mod prefetch;
 pub(super) mod request;
 pub(super) mod view;

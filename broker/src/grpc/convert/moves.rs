@@ -2,13 +2,16 @@
 
 use std::time::SystemTime;
 
-use broker_core::{Cause, MigrationState, MoveView, PartRef, WaitCause, WaitReason, WaitView, WaiterView};
+use broker_core::{MigrationState, MoveView, PartRef, WaitCause, WaitReason, WaitView, WaiterView};
 use broker_driver::{LaneId, LinkFacts, Traffic};
 use vramd_proto::v1;
 use vramd_types::{Bytes, DeviceIndex, SessionId, WaitId};
 
 use super::view::{count, time_of_day};
-use crate::{events::tier, moves::FinishedMove};
+use crate::{
+    events::{move_cause, tier},
+    moves::FinishedMove,
+};
 
 /// Converts a wait. `started_at` is the wall clock's time at the start of the daemon.
 pub(in crate::grpc) fn wait(view: WaitView, started_at: SystemTime) -> v1::Wait {
@@ -65,7 +68,7 @@ pub(in crate::grpc) fn moving(view: MoveView, copied: Option<Bytes>, started_at:
         tier: tier(view.to).into(),
         bytes: view.bytes.get(),
         copied_bytes: copied.map(Bytes::get),
-        cause: cause(view.cause).into(),
+        cause: move_cause(view.cause).into(),
         state: state(view.state).into(),
         began_at: time_of_day(view.since, started_at),
         from_tier: tier(view.from).into(),
@@ -113,7 +116,7 @@ pub(in crate::grpc) fn ended(ended: FinishedMove, uuid: String, started_at: Syst
         device: uuid,
         tier: tier(ended.tier).into(),
         bytes: ended.bytes.get(),
-        cause: cause(ended.cause).into(),
+        cause: move_cause(ended.cause).into(),
         outcome: ended.outcome.into(),
         detail: ended.detail,
         began_at: time_of_day(ended.began, started_at),
@@ -124,16 +127,6 @@ pub(in crate::grpc) fn ended(ended: FinishedMove, uuid: String, started_at: Syst
 
 fn part_ref(part: PartRef) -> v1::PartRef {
     v1::PartRef { allocation_id: part.allocation.shown(), part_index: part.part.0 }
-}
-
-fn cause(cause: Cause) -> v1::MoveCause {
-    match cause {
-        Cause::Demand => v1::MoveCause::Demand,
-        Cause::WriteBack => v1::MoveCause::WriteBack,
-        Cause::Rebalance => v1::MoveCause::Rebalance,
-        Cause::Pressure => v1::MoveCause::Pressure,
-        Cause::Operator => v1::MoveCause::Operator,
-    }
 }
 
 fn state(state: MigrationState) -> v1::MoveState {

@@ -76,6 +76,7 @@ fn every_refusal(text: &str) -> Vec<Refusal> {
         R::WaitOver { within: std::time::Duration::from_millis(250), waited: text() },
         R::WaitCancelled { wait: WaitId::from_shown(u64::MAX) },
         R::WaitNotFound { wait: WaitId::from_shown(u64::MAX) },
+        R::PrefetchNotFound { session: SessionId::from_shown(u64::MAX), number: u64::MAX },
         R::BatchNotWaiting { request_id: [7; 16] },
         R::NameTaken { name: text() },
         R::Draining,

@@ -11,6 +11,7 @@ mod mine;
 mod moves;
 mod names;
 mod node;
+mod prefetch;
 mod quota;
 mod replay;
 mod session;
@@ -45,6 +46,9 @@ pub(crate) enum Command {
     /// Show the waiters for room on devices, and end their waits.
     #[command(subcommand)]
     Wait(wait::Verb),
+    /// Show the parts that clients asked for ahead of their use, and cancel requests.
+    #[command(subcommand)]
+    Prefetch(prefetch::Verb),
     /// Show the parts that move between tiers.
     #[command(subcommand)]
     Move(moves::Verb),
@@ -98,6 +102,7 @@ impl Command {
             Self::Alloc(verb) => alloc::run(verb, &admin()?, output),
             Self::Ls(list) => alloc::run(alloc::Verb::List(list), &admin()?, output),
             Self::Wait(verb) => wait::run(verb, &admin()?, output),
+            Self::Prefetch(verb) => prefetch::run(verb, &admin()?, output),
             Self::Move(verb) => moves::run(&verb, &admin()?, output),
             Self::Link(verb) => link::run(&verb, &admin()?, output),
             Self::Device(verb) => device::run(verb, &admin()?, output),

@@ -169,6 +169,7 @@ fn cause_name(cause: v1::MoveCause) -> &'static str {
         v1::MoveCause::Rebalance => "rebalance",
         v1::MoveCause::Pressure => "pressure",
         v1::MoveCause::Operator => "operator",
+        v1::MoveCause::Prefetch => "prefetch",
     }
 }
 

@@ -26,6 +26,9 @@ const ROUNDS: u32 = 1_200;
 /// The parts of a planned move's world. A tenth of them fits on the device.
 const PARTS: u32 = 50_000;
 const MOVES: u64 = 2_000;
+/// The parts below the device that are asked for ahead, and the requests that wait.
+const PREFETCHED: u32 = 20_000;
+const QUEUED: u32 = 3_000;
 /// The items of an encoded batch.
 const ITEMS: u64 = 1_000;
 /// The slots of the word table, and how often each is pinned.
@@ -43,6 +46,8 @@ pub enum Workload {
     Mixed,
     /// Moves that the core plans while that many pins wait.
     Moves(usize),
+    /// Prefetch requests while that many others are queued.
+    Prefetches(u32),
     /// The request of a batch, decoded.
     Decode,
     /// The answer to a batch, encoded.
@@ -64,12 +69,14 @@ pub struct Unit {
 
 impl Workload {
     /// The workloads whose counts are committed.
-    pub const COMMITTED: [Self; 8] = [
+    pub const COMMITTED: [Self; 10] = [
         Self::Moves(1_000),
         Self::Moves(32),
         Self::Moves(1),
         Self::Kinds,
         Self::Mixed,
+        Self::Prefetches(0),
+        Self::Prefetches(QUEUED),
         Self::Decode,
         Self::Encode,
         Self::Pins,
@@ -83,6 +90,8 @@ impl Workload {
             Self::Moves(1) => "a planned move, 1 waiting",
             Self::Moves(32) => "a planned move, 32 waiting",
             Self::Moves(_) => "a planned move, 1,000 waiting",
+            Self::Prefetches(0) => "a prefetch request",
+            Self::Prefetches(_) => "a prefetch request and its end, 3,000 queued",
             Self::Decode => "the request of a batch of 1,000, decoded",
             Self::Encode => "the answer to a batch of 1,000, encoded",
             Self::Pins => "a pin and unpin",
@@ -101,6 +110,7 @@ impl Workload {
             Self::KindsOverMany => return kinds(LIVE_MANY),
             Self::Mixed => mixed(),
             Self::Moves(waiting) => moves::count(PARTS, waiting, MOVES),
+            Self::Prefetches(queued) => moves::count_prefetches(PREFETCHED, queued),
             Self::Decode => decode(),
             Self::Encode => encode(),
             Self::Pins => pins(),

@@ -13,6 +13,7 @@ mod moves;
 mod node;
 mod observe;
 mod pins;
+mod prefetch;
 mod pressure;
 mod requests;
 mod sessions;
@@ -147,6 +148,8 @@ struct Step {
     moved_below: Option<broker_core::PartRef>,
     /// A part whose content on disk was just found damaged.
     damaged: Option<broker_core::PartRef>,
+    /// A move was stopped or has failed.
+    prefetch_stopped: bool,
     /// The event reports a failure of the driver or the disk.
     failure_reported: bool,
 }
@@ -225,6 +228,9 @@ impl Oracle {
                 DaemonFrame::Lost(part) => self.check_loss_frame(*channel, *part),
                 DaemonFrame::PinAnswer { call, refusal } => {
                     self.check_pin_answer(*channel, *call, refusal.as_ref());
+                }
+                DaemonFrame::Prefetch { number, state } => {
+                    self.check_prefetch_frame(*channel, *number, state);
                 }
                 DaemonFrame::Pressure(note) => self.check_pressure_frame(*channel, note),
                 DaemonFrame::Refused(_) | DaemonFrame::Drain { .. } => {}
@@ -337,6 +343,7 @@ impl Oracle {
                         self.step.refused_victims.push(*part);
                     }
                 }
+                self.step.prefetch_stopped = true;
                 self.record_stay(*part, *tier);
             }
             Command::RevokeWords { part, words } => self.check_word_revocation(*part, words, broker),
@@ -402,6 +409,7 @@ impl Oracle {
         self.learn_answers();
         self.learn_joined_moves(broker);
         self.check_effort(&line, broker);
+        self.check_prefetches(broker);
         self.record_advised_leavable(broker);
         self.record_helped(&line, broker);
         self.check_silences(broker);

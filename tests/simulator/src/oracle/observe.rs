@@ -67,6 +67,7 @@ impl Oracle {
             self.facts.used.insert(part, self.facts.now);
             self.record_advised_use(part);
         }
+        self.record_prefetched_use(part, maps);
         match pinned {
             true if maps => self.facts.insert_pin(session, part),
             true => {}
@@ -180,8 +181,14 @@ impl Oracle {
                 }
                 phase.is_some()
             }),
-            ClientFrame::Pin { call, parts, wait, .. } => self.record_pin(id, *call, parts, *wait),
+            ClientFrame::Pin { call, parts, wait, .. } => {
+                let fits = self.record_pin(id, *call, parts, *wait);
+                parts.iter().for_each(|part| self.record_prefetched_use(*part, false));
+                fits
+            }
             ClientFrame::PinEnded { call } => self.record_pin_end(id, *call),
+            ClientFrame::Prefetch { number, spec } => self.record_prefetch(id, *number, spec),
+            ClientFrame::PrefetchCancelled { number } => self.record_prefetch_cancel(id, *number),
         };
         self.step.offender = (!fits).then_some(id);
     }

@@ -12,6 +12,7 @@ mod lanes;
 mod lull;
 mod node;
 mod policies;
+mod prefetches;
 mod returning;
 mod script;
 mod turns;
@@ -29,6 +30,7 @@ pub use lanes::Lanes;
 pub use lull::Lull;
 pub(crate) use node::pressure;
 pub use policies::Policies;
+pub use prefetches::Prefetching;
 pub use returning::Returning;
 pub use script::Script;
 pub use write_backs::WriteBacks;
@@ -118,6 +120,8 @@ pub struct Scenario {
     pub gang: Option<Gang>,
     /// Changes of the eviction policy, if any.
     pub policies: Option<Policies>,
+    /// Parts that clients ask for ahead of their use, if they do.
+    pub prefetching: Option<Prefetching>,
 }
 
 pub const TENANTS: [&str; 5] = ["ada", "bea", "cyd", "dot", "eve"];
@@ -184,6 +188,7 @@ impl Scenario {
             gang.apply_to(&mut config, &mut seats);
         }
         let policies = Policies::draw(&mut config, plan.seed);
+        let prefetching = Prefetching::draw(&mut config, plan.seed);
         Self {
             config,
             stored,
@@ -205,6 +210,7 @@ impl Scenario {
             returning,
             gang,
             policies,
+            prefetching,
         }
     }
 }

@@ -46,7 +46,10 @@ impl World {
         self.acts.push(number);
         match self.seats[seat] {
             None => self.spawn(seat),
-            Some(pid) => self.act_as(pid, &mut dice),
+            Some(pid) => {
+                self.prefetch_some(pid, number);
+                self.act_as(pid, &mut dice);
+            }
         }
     }
 

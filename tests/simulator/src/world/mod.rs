@@ -20,6 +20,7 @@ mod lanes;
 mod lie;
 mod operator;
 mod pin;
+mod prefetch;
 mod process;
 mod queue;
 mod request;

@@ -43,6 +43,7 @@ impl World {
             return self.restart();
         }
         self.check_lists(&mut dice);
+        self.cancel_some_prefetch();
         if let Some(lanes) = self.scenario.lanes {
             let dice = Dice::new(self.plan.seed, u64::MAX / 4 + self.operator_acts);
             match lanes.is_crowded {
@@ -91,7 +92,7 @@ impl World {
         self.operator_call(key, request);
     }
 
-    fn remember_request(&mut self, key: Option<RequestKey>, request: &OperatorRequest) {
+    pub(super) fn remember_request(&mut self, key: Option<RequestKey>, request: &OperatorRequest) {
         let Some(key) = key else { return };
         self.operator_asked.push((key, request.clone()));
         if self.operator_asked.len() > REPEATABLE {

@@ -26,6 +26,7 @@ pub(super) struct Process {
     /// Threads that pin.
     pub(super) threads: Vec<Thread>,
     pub(super) last_pin: u64,
+    pub(super) last_prefetch: u64,
     /// Without pins: the extent in which it mapped each part last.
     pub(super) mapped_in: BTreeMap<PartRef, ExtentId>,
 }
@@ -58,6 +59,7 @@ impl Process {
             burst: 0,
             threads: std::iter::repeat_with(Thread::default).take(threads).collect(),
             last_pin: 0,
+            last_prefetch: 0,
             mapped_in: BTreeMap::new(),
         }
     }
@@ -95,6 +97,7 @@ impl Process {
         self.asked.clear();
         self.threads.iter_mut().for_each(|thread| *thread = Thread::default());
         self.last_pin = 0;
+        self.last_prefetch = 0;
     }
 }
 

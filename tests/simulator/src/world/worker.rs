@@ -45,7 +45,10 @@ impl World {
             DaemonFrame::Map(parts) => self.map(id, pid, parts),
             DaemonFrame::Revoke { parts, reason } => self.handle_revoke(id, pid, script, &parts, reason),
             DaemonFrame::PinAnswer { call, refusal } => self.handle_pin_answer(id, pid, call, refusal),
-            DaemonFrame::Lost(_) | DaemonFrame::Drain { .. } | DaemonFrame::Pressure(_) => {}
+            DaemonFrame::Lost(_)
+            | DaemonFrame::Drain { .. }
+            | DaemonFrame::Pressure(_)
+            | DaemonFrame::Prefetch { .. } => {}
         }
         self.wake_worker(id);
     }

@@ -23,7 +23,9 @@ impl Broker {
         }
     }
 
-    fn after_move(&mut self, MoveReport { part, end, stays }: MoveReport) {
+    fn after_move(&mut self, report: MoveReport) {
+        self.record_prefetched_move(&report);
+        let MoveReport { part, end, stays, .. } = report;
         if let MoveEnd::NotFetched(error) | MoveEnd::Lost(error) = &end {
             let why = self.move_refusal(part, error);
             self.refuse_calls_missing(part, &why);

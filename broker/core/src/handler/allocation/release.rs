@@ -236,6 +236,9 @@ impl Broker {
         }
         self.forget_unmapped(id);
         self.forget_attach_waiters(id);
+        for part in self.moves.prefetches.named_parts_of(id) {
+            self.follow_ups.push(Fact::PrefetchedPartFreed(part));
+        }
         self.moves.forget(id);
         // Memory that is being written stays until that has ended.
         for part in self.moves.write_backs.of(id).collect::<Vec<_>>() {

@@ -116,6 +116,7 @@ impl Broker {
                 Reply::PartsHeld { allocation: *allocation, parts: parts.to_vec() }
             }
             Outcome::WaitCancelled => Reply::WaitCancelled,
+            Outcome::PrefetchCancelled => Reply::PrefetchCancelled,
             Outcome::SettingsChanged => Reply::SettingsChanged(Box::new(self.node.settings)),
             Outcome::Drained => Reply::Drained {
                 draining: self.node.draining,

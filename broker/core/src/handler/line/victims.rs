@@ -430,6 +430,43 @@ impl Broker {
         RoomPlan { ahead: Vec::new(), ..chooser.plan() }
     }
 
+    /// Plans what leaves a device so that parts which clients ask for ahead find room, each by itself. Only memory that is
+    /// worth less may leave: of the tenants of these parts, parts of no higher rank by advice; of other tenants, cold
+    /// parts. No part leaves that another request brings.
+    pub(crate) fn plan_for_prefetch(
+        &self,
+        device: DeviceIndex,
+        asked: &[PartRef],
+        needs: &[Need],
+    ) -> (RoomPlan, Vec<Result<(), Shortage>>) {
+        if needs.is_empty() {
+            return Default::default();
+        }
+        let own: BTreeSet<TenantId> = needs.iter().map(|need| need.footprint.tenant).collect();
+        let now = self.shell.now;
+        let rank_of = |part: PartRef| self.usage.advice.of(part).at(now).rank();
+        let rank = asked.iter().map(|part| rank_of(*part)).max();
+        let asked: BTreeSet<PartRef> = asked.iter().copied().collect();
+        let cold_after = self.node.settings.pressure.cold_after;
+        let cold_since = (!cold_after.is_zero()).then(|| now.before(cold_after));
+        let is_worth_less = |part: &PartRef| {
+            let is_own = self.footprint_of(*part).is_some_and(|footprint| own.contains(&footprint.tenant));
+            planted!(self, PrefetchEvictsHot => return !asked.contains(part));
+            match is_own {
+                true => Some(rank_of(*part)) <= rank,
+                false => self.usage.residents.last_use(*part) < cold_since,
+            }
+        };
+        let parts = self.advised_order(device).filter(|part| {
+            let is_kept = self.moves.prefetches.is_kept(*part);
+            planted!(self, PrefetchedEvicted => is_kept = false);
+            !asked.contains(part) && !is_kept && is_worth_less(part)
+        });
+        let Some(mut chooser) = VictimChooser::among(self, device, parts) else { return Default::default() };
+        let results = needs.iter().map(|need| chooser.choose_for_need(need)).collect();
+        (RoomPlan { ahead: Vec::new(), ..chooser.plan() }, results)
+    }
+
     /// Whether the committed sum falls if the tenant has less there. Guaranteed bytes stay committed.
     fn reduces_commitment(&self, trial: &TrialBalance, tenant: TenantId, more: Bytes) -> bool {
         let account = trial.account(tenant);

@@ -43,7 +43,7 @@ impl Broker {
         match self.moves.migrations.get(part).map(|migration| (migration.to_tier, migration.cause)) {
             Some((Tier::Device, _)) => self.hasten_migration(part),
             Some((_, Cause::Operator)) => self.stop_migration(part, Stop::Wanted),
-            Some((_, Cause::Pressure)) if !self.is_room_awaited(part) => {
+            Some((_, Cause::Pressure | Cause::Prefetch)) if !self.is_room_awaited(part) => {
                 self.stop_migration(part, Stop::Wanted);
             }
             // An earlier waiter needs the room. The part comes back in its turn, so it leaves soon.

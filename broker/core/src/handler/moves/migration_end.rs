@@ -157,7 +157,8 @@ impl Broker {
         };
         let entry = self.allocations.get(part.allocation).and_then(|it| it.part(part.part));
         let stays = entry.map(|entry| entry.extent).filter(|_| !arrived && from_tier == Tier::Device);
-        self.moves.report(MoveReport { part, end, stays });
+        let left_for = for_arrival.and_then(|arrived| self.line.tenant_arrived_at(arrived));
+        self.moves.report(MoveReport { part, end, stays, cause, since, left_for });
         self.follow_ups.push(Fact::MoveEnded);
     }
 

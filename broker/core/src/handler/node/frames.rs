@@ -27,6 +27,8 @@ impl Broker {
             ClientFrame::Unmapped(parts) => self.on_unmapped(id, parts),
             ClientFrame::Pin { call, parts, wait, .. } => self.on_pin(id, call, parts, wait),
             ClientFrame::PinEnded { call } => self.on_pin_ended(id, call),
+            ClientFrame::Prefetch { number, spec } => self.on_prefetch(id, number, spec),
+            ClientFrame::PrefetchCancelled { number } => self.on_prefetch_cancelled(id, number),
         };
         planted!(self, WrongAnswerAccepted => taken = Ok(()));
         if let Err(problem) = taken {

@@ -29,6 +29,7 @@ impl Broker {
                     false => lets_go |= among.record_unpin(*part, *session),
                 }
             }
+            self.record_prefetched_use(*part);
             if lets_go {
                 self.note_in_place(*part);
             }

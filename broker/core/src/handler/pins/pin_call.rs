@@ -86,6 +86,7 @@ impl Broker {
             words.call_parts = words.call_parts.saturating_add(count);
         }
         for part in sorted.iter().copied() {
+            self.record_prefetched_use(part);
             self.follow_ups.push(Fact::CallBegan((id, call), part));
         }
         let look = self.shell.now.after(self.config.limits.pin_stall);

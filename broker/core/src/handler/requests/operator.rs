@@ -31,6 +31,7 @@ impl Broker {
             OperatorRequest::WriteBackParts { .. } => Method::WriteBackParts,
             OperatorRequest::HoldParts { .. } => Method::HoldParts,
             OperatorRequest::CancelWait { .. } => Method::CancelWait,
+            OperatorRequest::CancelPrefetch { .. } => Method::CancelPrefetch,
             OperatorRequest::ChangeSettings(_) => Method::ChangeSettings,
             OperatorRequest::Drain { .. } => Method::Drain,
         };
@@ -62,6 +63,7 @@ impl Broker {
             }
             OperatorRequest::HoldParts { target, parts, hold } => self.hold_parts(&target, parts, hold),
             OperatorRequest::CancelWait { wait } => self.cancel_wait(wait),
+            OperatorRequest::CancelPrefetch { session, number } => self.cancel_prefetch(session, number),
             OperatorRequest::ChangeSettings(change) => self.change_settings(uid, &change),
             OperatorRequest::Drain { draining } => self.drain(draining),
         };

@@ -6,8 +6,9 @@ use serde_json::{Value, json};
 use vramd_client::{AllocationId, SessionId};
 use vramd_proto::v1::{
     self, allocation_event::Change as AllocationChange, device_event::Change as DeviceChange,
-    move_event::Change as MoveChange, node_event::Change as NodeChange, quota_event::Change as QuotaChange,
-    revoke_event::Change as RevokeChange, session_event::Change as SessionChange, watch_response::Event,
+    move_event::Change as MoveChange, node_event::Change as NodeChange, prefetch_event::End as PrefetchEnd,
+    quota_event::Change as QuotaChange, revoke_event::Change as RevokeChange,
+    session_event::Change as SessionChange, watch_response::Event,
 };
 
 use crate::{
@@ -81,6 +82,7 @@ fn describe(event: Option<&Event>, sequence: u64) -> Description {
         Some(Event::Move(moved)) => describe_move(moved),
         Some(Event::Pressure(pressure)) => describe_pressure(pressure),
         Some(Event::Settings(changed)) => describe_settings(changed),
+        Some(Event::Prefetch(ended)) => describe_prefetch(ended),
         None => Description {
             kind: "unknown",
             change: "unknown",
@@ -114,6 +116,27 @@ fn describe_session(event: &v1::SessionEvent) -> Description {
         "part_index": (event.allocation_id != 0).then_some(event.part_index),
     });
     Description { kind: "session", change, fields, text }
+}
+
+fn describe_prefetch(event: &v1::PrefetchEvent) -> Description {
+    let session = SessionId::from_raw(event.session_id);
+    let (number, bytes) = (event.prefetch_id, size(event.bytes));
+    let (change, text) = match event.end() {
+        PrefetchEnd::Unspecified => ("unknown", "ended"),
+        PrefetchEnd::Ready => ("ready", "is ready"),
+        PrefetchEnd::Late => ("late", "is ready, after its deadline"),
+        PrefetchEnd::Dropped => ("dropped", "left again before any session used it"),
+        PrefetchEnd::Cancelled => ("cancelled", "was cancelled"),
+        PrefetchEnd::Failed => ("failed", "failed"),
+    };
+    let text = format!("{number} of {session}, {bytes} on device {}, {text}", event.device);
+    let fields = json!({
+        "session_id": session.to_string(),
+        "prefetch_id": number,
+        "device": event.device,
+        "bytes": event.bytes,
+    });
+    Description { kind: "prefetch", change, fields, text }
 }
 
 fn describe_quota(event: &v1::QuotaEvent) -> Description {

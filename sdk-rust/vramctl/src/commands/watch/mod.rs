@@ -36,6 +36,7 @@ enum Kind {
     Move,
     Pressure,
     Settings,
+    Prefetch,
 }
 
 /// Prints events until `--count` is reached or the reader of standard output has gone. The end of the daemon is a failure.
@@ -85,6 +86,7 @@ impl Kind {
             Self::Move => v1::EventKind::Move,
             Self::Pressure => v1::EventKind::Pressure,
             Self::Settings => v1::EventKind::Settings,
+            Self::Prefetch => v1::EventKind::Prefetch,
         }
     }
 }

@@ -23,6 +23,7 @@ use super::{
         needs::WaiterNeeds,
     },
     links::shares::{ClassWaits, MissingOnBus},
+    prefetch::PrefetchFacts,
     sessions::silences::Silences,
 };
 use crate::world::Content;
@@ -195,6 +196,8 @@ pub(crate) struct Facts {
     pub(crate) failed_parts: BTreeSet<PartRef>,
     /// Sessions that did not answer in time.
     pub(crate) silences: Silences,
+    /// Prefetch requests.
+    pub(crate) prefetches: PrefetchFacts,
     /// At least one pin call is stalled.
     pub(crate) any_stalled: bool,
     /// Number of events so far.

@@ -74,7 +74,9 @@ impl Oracle {
             let is_for_client = |it: &MoveView| {
                 let device = self.facts.allocations.get(&it.part.allocation).map(|it| it.device);
                 let waited = device.and_then(|device| self.facts.waited.get(&device));
-                it.cause == Cause::Demand || waited.is_some_and(|last| *last >= it.since)
+                let may_be_raised = it.cause == Cause::Prefetch
+                    && self.facts.prefetches.may_be_wanted_since(it.part, it.since);
+                it.cause == Cause::Demand || may_be_raised || waited.is_some_and(|last| *last >= it.since)
             };
             let is_known = moves.iter().any(|it| it.extent == *to);
             let rightly = !is_known || moved_with(*to, moves).is_some_and(is_for_client);

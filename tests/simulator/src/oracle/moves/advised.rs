@@ -155,12 +155,19 @@ impl Oracle {
         let spared = self.facts.advised_leavable.iter().find(|(other, of, on)| {
             let is_of_same = (*of, *on) == (tenant, device) && !leaving.contains(other);
             let is_before = self.rank_of(*other) < own || self.comes_before_by_pattern(*other, part);
-            is_of_same && is_before && self.can_certainly_leave(*other)
+            // A part that a request brings does not leave for others.
+            let is_kept = self.facts.prefetches.is_named(*other);
+            is_of_same && !is_kept && is_before && self.can_certainly_leave(*other)
         });
         let spared = spared.map(|(other, ..)| *other);
         self.expect(ADVISED_ORDER, spared.is_none(), || {
             format!("{part:?} of tenant {tenant} leaves device {device}, and {spared:?} comes before it and could leave")
         });
+    }
+
+    /// Whether the part ranks no higher than the highest of these.
+    pub(crate) fn ranks_no_higher(&self, part: PartRef, than: &[PartRef]) -> bool {
+        than.iter().any(|other| self.rank_of(part) <= self.rank_of(*other))
     }
 
     fn advice_of(&self, part: PartRef) -> PartAdvice {

@@ -56,16 +56,26 @@ impl Oracle {
         let is_new = |it: &&MoveView| it.since == self.facts.now && it.cause != Cause::WriteBack;
         let moving = moves.iter().filter(is_new).filter_map(|it| self.victim(it.part, it.to, it.cause));
         let mut by_place: BTreeMap<(usize, bool), Vec<Victim>> = BTreeMap::new();
+        let mut for_prefetches = Vec::new();
         for victim in moving.chain(left) {
             match victim.cause {
                 Cause::Pressure => by_place.entry((victim.place, true)).or_default().push(victim),
                 Cause::Demand => by_place.entry((victim.place, false)).or_default().push(victim),
+                Cause::Prefetch => {
+                    for_prefetches.push(victim);
+                }
                 Cause::WriteBack | Cause::Rebalance | Cause::Operator => {}
             }
         }
         let leaving: BTreeSet<PartRef> = by_place.values().flatten().map(|victim| victim.part).collect();
         for victim in by_place.values().flatten().filter(|victim| victim.cause == Cause::Demand) {
             self.check_advised_order((victim.part, victim.tenant, victim.place), &leaving);
+        }
+        let leaving: BTreeSet<PartRef> =
+            leaving.into_iter().chain(for_prefetches.iter().map(|victim| victim.part)).collect();
+        for victim in &for_prefetches {
+            self.check_advised_order((victim.part, victim.tenant, victim.place), &leaving);
+            self.check_prefetch_victim(victim.part, victim.tenant, victim.place);
         }
         for ((place, for_pressure), victims) in &by_place {
             // A waiter may have the extent of a part that pressure evicted after room was planned.

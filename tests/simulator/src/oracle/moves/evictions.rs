@@ -1,7 +1,7 @@
 //! A victim is above its tenant's guarantee. That no session pins it shows when it is copied or reported as
 //! moved: no session maps it then.
 
-use broker_core::{AllocationSpec, Broker, ClientRequest, PartRef, Tier, invariants::EVICTED};
+use broker_core::{AllocationSpec, Broker, Cause, ClientRequest, PartRef, Tier, invariants::EVICTED};
 use vramd_types::GRANULARITY;
 
 use crate::oracle::{
@@ -24,7 +24,9 @@ impl Oracle {
             return;
         }
         if let Some((tenant, device, size)) = lies {
-            let wants = self.wanted_bytes(tenant, device, broker);
+            let for_request = broker.moves().iter().any(|it| it.part == part && it.cause == Cause::Prefetch);
+            let brought = if for_request { self.prefetched_bytes(tenant, device) } else { 0 };
+            let wants = self.wanted_bytes(tenant, device, broker).saturating_add(brought);
             self.step.departures.entry((tenant, device)).or_default().push((size, wants));
         }
     }

@@ -34,6 +34,7 @@ impl Oracle {
     }
 
     pub fn check_drained(&mut self, broker: &Broker) {
+        self.check_no_prefetches(broker);
         let node = broker.node();
         let left = (node.sessions, node.allocations, node.fds_in_flight);
         self.expect(DRAINS, left == (0, 0, 0), || {

@@ -27,6 +27,7 @@ impl Oracle {
         }
         let call =
             Call { joined: self.step.repeat == crate::oracle::requests::repeats::Expected::Running, ..call };
+        self.record_other_wants(&call);
         self.step.call = Some((id, call.clone()));
         let new = self.facts.calls.insert(id, call).is_none();
         self.expect(CALLS, new, || format!("{id:?} is made twice: the simulated world is broken"));
@@ -304,6 +305,7 @@ impl Oracle {
                 }
                 true
             }
+            (OperatorRequest::CancelPrefetch { .. }, Reply::PrefetchCancelled) => true,
             (OperatorRequest::ChangeSettings(change), Reply::SettingsChanged(told)) => {
                 self.matches_settings(change, told)
             }
@@ -335,6 +337,11 @@ impl Oracle {
             Asked::Client { session, .. } => self.facts.sessions.get(session).map(|session| session.tenant),
             Asked::Operator { .. } => None,
         };
+        if let Asked::Operator { request: OperatorRequest::CancelPrefetch { session, number }, .. } =
+            &call.asked
+        {
+            self.keep_prefetch((*session, *number));
+        }
         if at_once && matches!(refusal, Refusal::QueueFull { .. }) {
             self.undo_operator_request();
         }
@@ -358,6 +365,9 @@ impl Oracle {
             Refusal::RequestInvalid { .. } => self.is_invalid_unpinned(call, broker),
             Refusal::InvariantBroken { .. } => false,
             Refusal::WaitCancelled { .. } => self.is_cancelling(),
+            Refusal::PrefetchNotFound { session, number } => {
+                broker.prefetches().iter().all(|it| (it.session, it.number) != (*session, *number))
+            }
             Refusal::WaitNotFound { wait } => broker.waits().iter().all(|it| it.id != *wait),
             _ => true,
         };

@@ -172,6 +172,9 @@ pub(crate) fn possible_reasons(asked: &Asked) -> &'static [Reason] {
                 R::Raced,
             ],
             OperatorRequest::CancelWait { .. } => &[R::RequestIdReused, R::QueueFull, R::WaitNotFound],
+            OperatorRequest::CancelPrefetch { .. } => {
+                &[R::RequestIdReused, R::QueueFull, R::SessionNotFound, R::PrefetchNotFound]
+            }
             OperatorRequest::ChangeSettings(_) => &[
                 R::RequestIdReused,
                 R::QueueFull,
@@ -198,4 +201,20 @@ pub(crate) const PIN_REASONS: &[Reason] = &[
     Reason::MapFailed,
     Reason::WaitCancelled,
     Reason::DriverFailed,
+];
+
+/// The reasons for which a prefetch request can be refused.
+pub(crate) const PREFETCH_REASONS: &[Reason] = &[
+    Reason::SessionLost,
+    Reason::RequestInvalid,
+    Reason::AllocationNotFound,
+    Reason::KindUnsupported,
+    Reason::SetTooLarge,
+    Reason::DeviceFull,
+    Reason::QuotaLimit,
+    Reason::QueueFull,
+    Reason::AllocationsTooMany,
+    Reason::DriverFailed,
+    Reason::ContentLost,
+    Reason::Raced,
 ];

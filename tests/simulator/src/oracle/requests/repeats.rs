@@ -134,6 +134,7 @@ fn request_name(call: &Call) -> Option<(RequestName, [u8; 16])> {
                 OperatorRequest::HoldParts { .. } => SET_QUOTA + 8,
                 OperatorRequest::WriteBackParts { .. } => SET_QUOTA + 9,
                 OperatorRequest::ChangeSettings(_) => SET_QUOTA + 10,
+                OperatorRequest::CancelPrefetch { .. } => SET_QUOTA + 14,
             };
             (Requester::Operator(*uid), method)
         }
@@ -149,6 +150,7 @@ fn summary(reply: &Reply) -> String {
         Reply::QuotaSet(view) => format!("QuotaSet {} {}", view.tenant, view.device),
         Reply::QuotaDeleted => "QuotaDeleted".to_owned(),
         Reply::WaitCancelled => "WaitCancelled".to_owned(),
+        Reply::PrefetchCancelled => "PrefetchCancelled".to_owned(),
         Reply::SettingsChanged(_) => "SettingsChanged".to_owned(),
         Reply::Drained { .. } => "Drained".to_owned(),
         Reply::Released(_)

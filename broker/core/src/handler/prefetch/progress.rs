@@ -1,0 +1,113 @@
+//! Parts of requests arrive, are used, or leave again.
+
+use crate::{
+    broker::Broker,
+    command::{Notice, PrefetchEnd},
+    event::{PartRef, Tier},
+    follow_up::Fact,
+    ledger::Place,
+    moves::{Cause, MoveEnd, MoveError, MoveReport},
+    pool::ExtentError,
+    prefetch::{Phase, PrefetchId, PrefetchState},
+};
+
+impl Broker {
+    /// A part has moved, or has not: requests that name it learn of it.
+    pub(crate) fn record_prefetched_move(&mut self, report: &MoveReport) {
+        if self.moves.prefetches.is_idle() {
+            return;
+        }
+        let MoveReport { part, end, cause, since, left_for, .. } = report;
+        let (part, cause) = (*part, *cause);
+        if let Some((device, bytes)) = self.moves.prefetches.record_ended(part) {
+            if matches!(end, MoveEnd::Arrived) {
+                self.moves.prefetches.speed.record(device, bytes, *since, self.shell.now);
+            }
+            self.follow_ups.push(Fact::PrefetchEnded);
+        }
+        let is_there = self.tier_of(part) == Some(Tier::Device) && !self.is_off_device(part);
+        for id in self.moves.prefetches.naming(part) {
+            if is_there {
+                if self.moves.prefetches.record_arrival(id, part) {
+                    self.follow_ups.push(Fact::PrefetchAdvanced(id));
+                }
+            } else if self.moves.prefetches.is_unused(id, part) {
+                let of = self.moves.prefetches.get(id).map(|request| request.tenant);
+                let by_own_tenant = left_for.is_none() || *left_for == of;
+                planted!(self, PrefetchLossUntold => continue);
+                self.end_prefetch(id, PrefetchState::Dropped { cause, by_own_tenant });
+            } else if self.moves.prefetches.is_missing(id, part) {
+                let state = self.why_not_prefetched(part, end, cause);
+                self.end_prefetch(id, state);
+            }
+        }
+    }
+
+    /// The state of a request of which a part did not come.
+    fn why_not_prefetched(&self, part: PartRef, end: &MoveEnd, cause: Cause) -> PrefetchState {
+        match end {
+            MoveEnd::NotFetched(error) | MoveEnd::Lost(error) => {
+                PrefetchState::Refused(self.move_refusal(part, error))
+            }
+            MoveEnd::OutOfMemory { .. } => {
+                let error = self.footprint_of(part).map_or(MoveError::Gone, |footprint| {
+                    let (place, requested) = (Place::device(footprint.device), footprint.size);
+                    ExtentError::OutOfMemory { place, requested }.into()
+                });
+                PrefetchState::Refused(self.move_refusal(part, &error))
+            }
+            MoveEnd::Arrived | MoveEnd::Stayed | MoveEnd::NotLeft => {
+                PrefetchState::Dropped { cause, by_own_tenant: true }
+            }
+        }
+    }
+
+    /// Tells the client of a request that all its parts are there, if so.
+    pub(crate) fn complete_prefetch(&mut self, id: PrefetchId) {
+        if !self.moves.prefetches.is_complete(id) {
+            return;
+        }
+        let now = self.shell.now;
+        let Some(is_late) = self.moves.prefetches.get(id).map(|request| request.is_late(now)) else { return };
+        planted!(self, LatePrefetchInTime => is_late = false);
+        let Some(left_out) = self.moves.prefetches.arrive(id, now) else { return };
+        self.tell_prefetch(id, PrefetchState::Ready { left_out, is_late });
+        let Some(request) = self.moves.prefetches.get(id) else { return };
+        let (tenant, device) = (self.tenants.shared(request.tenant), request.device);
+        let (bytes, since) = (request.bytes, request.since);
+        let end = if is_late { PrefetchEnd::Late } else { PrefetchEnd::Ready };
+        let (session, number) = id;
+        self.push_notice(Notice::PrefetchEnded { session, number, tenant, device, bytes, since, end });
+        self.remove_used_up(id);
+    }
+
+    /// A session uses the part: it is no longer kept for requests, and what else they fetch is copied as demand.
+    pub(crate) fn record_prefetched_use(&mut self, part: PartRef) {
+        if !self.moves.prefetches.is_named(part) {
+            return;
+        }
+        planted!(self, PrefetchKeptForEver => return);
+        for (id, first) in self.moves.prefetches.record_use(part, self.shell.now) {
+            let bytes = self.footprint_of(part).map(|footprint| footprint.size).unwrap_or_default();
+            let tenant = self.tenants.shared(first.tenant);
+            self.push_notice(Notice::PrefetchUsed { tenant, bytes, lead: first.lead });
+            self.remove_used_up(id);
+            self.follow_ups.push(Fact::PrefetchEnded);
+        }
+        for id in self.moves.prefetches.naming(part) {
+            let Some(Phase::Fetching { missing, .. }) = self.moves.prefetches.get(id).map(|it| &it.phase)
+            else {
+                continue;
+            };
+            for rest in missing.iter().copied().collect::<Vec<_>>() {
+                self.hasten_migration(rest);
+            }
+        }
+    }
+
+    fn remove_used_up(&mut self, id: PrefetchId) {
+        if self.moves.prefetches.is_used_up(id) {
+            self.moves.prefetches.remove(id);
+        }
+    }
+}

@@ -1,0 +1,106 @@
+//! The order of queued requests on each device.
+//!
+//! Each tenant has a queue of its own: higher priority first, then the earlier deadline, then the earlier request.
+//! Between tenants the one goes first whose next request has the earliest deadline that can still be met. Among those
+//! without one, the tenant is next for which the fewest bytes were fetched. So deadlines are met as long as the link
+//! can meet them, and no tenant is starved by another's requests.
+
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, BTreeSet},
+};
+
+use vramd_types::{Bytes, DeviceIndex};
+
+use super::{Prefetch, PrefetchId};
+use crate::{tenancy::TenantId, time::Time};
+
+/// The place of a request in the queue of its tenant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Place {
+    priority: Reverse<u8>,
+    /// Whether it has no deadline, and the deadline.
+    deadline: (bool, Option<Time>),
+    since: Time,
+    id: PrefetchId,
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    places: BTreeSet<Place>,
+    /// Bytes fetched for the tenant, or what it was taken to have when it last began to ask.
+    fetched: Bytes,
+}
+
+/// The queues of all tenants and devices.
+#[derive(Debug, Default)]
+pub(crate) struct Queues {
+    queues: BTreeMap<(DeviceIndex, TenantId), Queue>,
+    /// Queues that are not empty.
+    active: BTreeSet<(DeviceIndex, TenantId)>,
+}
+
+impl Place {
+    fn of(id: PrefetchId, request: &Prefetch) -> Self {
+        let deadline = (request.deadline.is_none(), request.deadline);
+        Self { priority: Reverse(request.priority), deadline, since: request.since, id }
+    }
+}
+
+impl Queues {
+    /// Adds a request. A tenant that had none queued starts with the share of the one that had the least, so it has no
+    /// claim on the time when it asked for nothing.
+    pub(super) fn enter(&mut self, id: PrefetchId, request: &Prefetch) {
+        let key = (request.device, request.tenant);
+        if self.active.insert(key) {
+            let others = self.active.range((key.0, TenantId::MIN)..=(key.0, TenantId::MAX));
+            let others = others.filter(|other| **other != key).filter_map(|other| self.queues.get(other));
+            let least = others.map(|queue| queue.fetched).min().unwrap_or_default();
+            let queue = self.queues.entry(key).or_default();
+            queue.fetched = queue.fetched.max(least);
+        }
+        self.queues.entry(key).or_default().places.insert(Place::of(id, request));
+    }
+
+    pub(super) fn leave(&mut self, id: PrefetchId, request: &Prefetch) {
+        let key = (request.device, request.tenant);
+        let Some(queue) = self.queues.get_mut(&key) else { return };
+        queue.places.remove(&Place::of(id, request));
+        if queue.places.is_empty() {
+            self.active.remove(&key);
+        }
+    }
+
+    /// Counts bytes that are fetched for a tenant.
+    pub(crate) fn count(&mut self, device: DeviceIndex, tenant: TenantId, bytes: Bytes) {
+        if let Some(queue) = self.queues.get_mut(&(device, tenant)) {
+            queue.fetched = queue.fetched.saturating_add(bytes);
+        }
+    }
+
+    /// The devices that have queued requests.
+    pub(crate) fn devices(&self) -> Vec<DeviceIndex> {
+        let mut devices: Vec<_> = self.active.iter().map(|(device, _)| *device).collect();
+        devices.dedup();
+        devices
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.active.is_empty()
+    }
+
+    /// The next request of each tenant, in their order.
+    pub(crate) fn heads(&self, device: DeviceIndex, now: Time) -> Vec<PrefetchId> {
+        let active = self.active.range((device, TenantId::MIN)..=(device, TenantId::MAX));
+        let mut heads: Vec<_> = active
+            .filter_map(|key| {
+                let queue = self.queues.get(key)?;
+                let first = queue.places.first()?;
+                let deadline = first.deadline.1.filter(|deadline| *deadline >= now);
+                Some(((deadline.is_none(), deadline, queue.fetched, first.since, first.id), first.id))
+            })
+            .collect();
+        heads.sort_unstable();
+        heads.into_iter().map(|(_, id)| id).collect()
+    }
+}

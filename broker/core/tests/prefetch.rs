@@ -1,0 +1,371 @@
+//! Prefetch requests: parts that clients ask for ahead of their use.
+
+use std::time::Duration;
+
+use crate::world::{
+    Client, World, config,
+    moving::{evict, tier, tiers},
+    revoking::{answer, part},
+    set_quota, spec,
+};
+use broker_core::{
+    AllocationSpec, Cause, ClientFrame, ClientRequest, Deferral, Notice, OperatorRequest, PartRef,
+    PrefetchEnd, PrefetchPhase, PrefetchSpec, PrefetchState, StoredQuotas, Tier,
+};
+use vramd_types::{Bytes, Reason};
+
+fn one(world: &mut World, client: Client, mib: u32, content: u64) -> PartRef {
+    let spec = AllocationSpec { part_size: Some(Bytes::mib(mib)), ..spec(mib) };
+    let part = part(world.allocate(client, spec).expect("room"), 0);
+    world.write(client, part, content);
+    part
+}
+
+/// A part in host memory.
+fn below(world: &mut World, client: Client, mib: u32, content: u64) -> PartRef {
+    let part = one(world, client, mib, content);
+    evict(world, part);
+    assert_eq!(tier(world, part), Tier::Host);
+    part
+}
+
+fn all_of(parts: &[PartRef]) -> PrefetchSpec {
+    PrefetchSpec { parts: parts.to_vec(), whole: true, within: None, priority: 0 }
+}
+
+fn ask(world: &mut World, client: Client, number: u64, spec: PrefetchSpec) {
+    world.frame(client, ClientFrame::Prefetch { number, spec });
+}
+
+fn told(world: &World, client: Client, number: u64) -> &[PrefetchState] {
+    world.prefetch_states.get(&(client.channel, number)).map_or(&[], Vec::as_slice)
+}
+
+fn last(world: &World, client: Client, number: u64) -> &PrefetchState {
+    told(world, client, number).last().expect("it was told")
+}
+
+fn in_time() -> PrefetchState {
+    PrefetchState::Ready { left_out: 0, is_late: false }
+}
+
+fn reason(state: &PrefetchState) -> Option<Reason> {
+    match state {
+        PrefetchState::Refused(refusal) => Some(refusal.reason()),
+        _ => None,
+    }
+}
+
+#[test]
+fn group_is_accepted_at_once_and_ready_once_all_is_there() {
+    let mut world = tiers(16, 64);
+    let a = world.open_pinning("a");
+    let parts = [below(&mut world, a, 4, 1), below(&mut world, a, 4, 2)];
+    ask(&mut world, a, 1, all_of(&parts));
+    assert_eq!(told(&world, a, 1), [PrefetchState::Accepted { expected: None }], "nothing was measured");
+    world.run_until_idle();
+    assert_eq!(last(&world, a, 1), &in_time());
+    assert_eq!(parts.map(|part| tier(&world, part)), [Tier::Device; 2]);
+    let view = world.broker.prefetches();
+    assert_eq!((view.len(), view[0].unused, view[0].phase), (1, 2, PrefetchPhase::Arrived));
+    // A pin finds the parts there, and ends the request.
+    world.pin_call(a, 1, &parts);
+    world.run_until_idle();
+    assert_eq!(answer(&world, a, 1), Some(&None));
+    assert_eq!(world.broker.prefetches(), []);
+    let used = world.notices.iter().filter(|it| matches!(it, Notice::PrefetchUsed { .. })).count();
+    assert_eq!(used, 2);
+    // A request for parts that are there is ready at once, and by now the speed is known.
+    ask(&mut world, a, 2, all_of(&parts));
+    assert_eq!(last(&world, a, 2), &in_time());
+    let third = below(&mut world, a, 4, 3);
+    ask(&mut world, a, 3, all_of(&[third]));
+    assert!(matches!(told(&world, a, 3), [PrefetchState::Accepted { expected: Some(_) }]));
+}
+
+#[test]
+fn prefetch_waits_for_demand() {
+    let mut world = tiers(8, 64);
+    let [a, b] = ["a", "b"].map(|tenant| world.open_pinning(tenant));
+    let wanted = below(&mut world, a, 4, 1);
+    let second = below(&mut world, a, 4, 4);
+    let held = [one(&mut world, b, 4, 2), one(&mut world, b, 4, 3)];
+    held.iter().for_each(|part| world.pin(b, *part));
+    world.pin_call(a, 1, &[wanted]);
+    world.run_until_idle();
+    assert_eq!(answer(&world, a, 1), None, "the device is full");
+    ask(&mut world, a, 1, all_of(&[second]));
+    assert_eq!(told(&world, a, 1), [PrefetchState::Deferred(Deferral::Demand)]);
+    // One part of room is for the pin, and one more for the request.
+    world.unpin(b, held[0]);
+    world.harvest(b, held[0]);
+    world.run_until_idle();
+    assert_eq!(answer(&world, a, 1), Some(&None));
+    assert_eq!(told(&world, a, 1).len(), 1, "the other is hot, and another tenant's");
+    world.unpin(b, held[1]);
+    world.call(b, ClientRequest::FreeBatch(vec![held[1].allocation])).expect("freed");
+    world.run_until_idle();
+    assert_eq!(last(&world, a, 1), &in_time());
+}
+
+#[test]
+fn own_parts_leave_for_it_and_hot_ones_of_others_stay() {
+    let mut world = tiers(8, 64);
+    let [a, b] = ["a", "b"].map(|tenant| world.open_pinning(tenant));
+    let wanted = below(&mut world, a, 4, 1);
+    let hot = one(&mut world, b, 4, 2);
+    let own = one(&mut world, a, 4, 3);
+    ask(&mut world, a, 1, all_of(&[wanted]));
+    assert_eq!(told(&world, a, 1), [PrefetchState::Deferred(Deferral::RoomOnItsWay)]);
+    world.run_until_idle();
+    assert_eq!(last(&world, a, 1), &in_time());
+    assert_eq!([hot, own].map(|part| tier(&world, part)), [Tier::Device, Tier::Host]);
+    let evicted = world.notices.iter().any(|notice| {
+        matches!(notice, Notice::Moved { part, cause: Cause::Prefetch, tier: Tier::Host, .. } if *part == own)
+    });
+    assert!(evicted);
+    // Its parts are kept, and the rest is not its tenant's: the next one waits.
+    ask(&mut world, a, 2, all_of(&[own]));
+    world.run_until_idle();
+    assert_eq!(told(&world, a, 2), [PrefetchState::Deferred(Deferral::Room)]);
+    world.pin_call(a, 1, &[wanted]);
+    world.run_until_idle();
+    world.frame(a, ClientFrame::PinEnded { call: 1 });
+    world.advance(2_000);
+    world.run_until_idle();
+    assert_eq!(last(&world, a, 2), &in_time(), "it was used");
+    // A part that no session uses for long is cold, of any tenant.
+    world.advance(60_000_000);
+    ask(&mut world, a, 3, all_of(&[wanted]));
+    world.run_until_idle();
+    assert_eq!((last(&world, a, 3), tier(&world, hot)), (&in_time(), Tier::Host));
+}
+
+#[test]
+fn guaranteed_bytes_stay_though_cold() {
+    let mut world = tiers(8, 64);
+    let [a, b] = ["a", "b"].map(|tenant| world.open_pinning(tenant));
+    let wanted = below(&mut world, a, 4, 1);
+    world.operate(set_quota("b", 8, 8)).expect("it is free");
+    let cold = one(&mut world, b, 8, 2);
+    world.advance(60_000_000);
+    ask(&mut world, a, 1, PrefetchSpec { whole: false, ..all_of(&[wanted]) });
+    world.run_until_idle();
+    assert_eq!(told(&world, a, 1), [PrefetchState::Deferred(Deferral::Room)]);
+    assert_eq!(tier(&world, cold), Tier::Device);
+}
+
+#[test]
+fn part_of_a_group_begins_only_where_the_client_says_so() {
+    let mut world = tiers(8, 64);
+    let [a, b] = ["a", "b"].map(|tenant| world.open_pinning(tenant));
+    let parts = [below(&mut world, a, 4, 1), below(&mut world, a, 4, 2)];
+    let held = one(&mut world, b, 4, 3);
+    world.pin(b, held);
+    ask(&mut world, a, 1, all_of(&parts));
+    world.run_until_idle();
+    assert_eq!(told(&world, a, 1), [PrefetchState::Deferred(Deferral::Room)]);
+    assert_eq!(parts.map(|part| tier(&world, part)), [Tier::Host; 2]);
+    world.frame(a, ClientFrame::PrefetchCancelled { number: 1 });
+    assert_eq!(last(&world, a, 1), &PrefetchState::Cancelled { by_operator: false });
+    ask(&mut world, a, 2, PrefetchSpec { whole: false, ..all_of(&parts) });
+    world.run_until_idle();
+    assert_eq!(last(&world, a, 2), &PrefetchState::Ready { left_out: 1, is_late: false });
+    assert_eq!(parts.map(|part| tier(&world, part)), [Tier::Device, Tier::Host]);
+}
+
+#[test]
+fn earliest_deadline_goes_first_then_the_tenant_that_had_least() {
+    let mut world = tiers(4096, 8192);
+    let clients = ["a", "b", "c"].map(|tenant| world.open_pinning(tenant));
+    let parts = clients.map(|client| [0, 1, 2].map(|index| below(&mut world, client, 512, index)));
+    // The first one fills the window, so that the others are queued.
+    for (client, number) in [(0, 1), (0, 2), (0, 3), (1, 1), (1, 2), (2, 1)] {
+        let index = usize::try_from(number).unwrap() - 1;
+        let within = (client == 2).then_some(Duration::from_millis(500));
+        ask(
+            &mut world,
+            clients[client],
+            number,
+            PrefetchSpec { within, ..all_of(&parts[client][index..=index]) },
+        );
+        let is_queued = matches!(told(&world, clients[client], number), [PrefetchState::Deferred(_)]);
+        assert_eq!(is_queued, (client, number) != (0, 1));
+    }
+    world.run_until_idle();
+    let ended = world.notices.iter().filter_map(|notice| match notice {
+        Notice::PrefetchEnded { tenant, number, end: PrefetchEnd::Ready, .. } => {
+            Some(format!("{tenant}{number}"))
+        }
+        _ => None,
+    });
+    assert_eq!(ended.collect::<Vec<_>>(), ["a1", "c1", "a2", "b1", "a3", "b2"]);
+}
+
+#[test]
+fn priority_orders_the_requests_of_one_tenant() {
+    let mut world = tiers(2048, 4096);
+    let a = world.open_pinning("a");
+    let parts = [0, 1, 2].map(|index| below(&mut world, a, 512, index));
+    for (number, part, priority) in [(1, 0, 0), (2, 1, 0), (3, 2, 9)] {
+        ask(&mut world, a, number, PrefetchSpec { priority, ..all_of(&parts[part..=part]) });
+    }
+    world.run_until_idle();
+    let ended = world.notices.iter().filter_map(|notice| match notice {
+        Notice::PrefetchEnded { number, .. } => Some(*number),
+        _ => None,
+    });
+    assert_eq!(ended.collect::<Vec<_>>(), [1, 3, 2]);
+}
+
+#[test]
+fn late_request_says_so() {
+    let mut world = tiers(8, 64);
+    let [a, b] = ["a", "b"].map(|tenant| world.open_pinning(tenant));
+    let wanted = below(&mut world, a, 4, 1);
+    let held = one(&mut world, b, 8, 2);
+    world.pin(b, held);
+    let within = Some(Duration::from_millis(5));
+    ask(&mut world, a, 1, PrefetchSpec { within, ..all_of(&[wanted]) });
+    world.advance(6_000);
+    world.unpin(b, held);
+    world.call(b, ClientRequest::FreeBatch(vec![held.allocation])).expect("freed");
+    world.run_until_idle();
+    assert_eq!(last(&world, a, 1), &PrefetchState::Ready { left_out: 0, is_late: true });
+}
+
+#[test]
+fn pin_of_a_part_makes_the_rest_urgent() {
+    let mut world = tiers(16, 64);
+    let a = world.open_pinning("a");
+    let parts = [below(&mut world, a, 4, 1), below(&mut world, a, 4, 2)];
+    ask(&mut world, a, 1, all_of(&parts));
+    // The copies are under way.
+    while world.work.len() < 2 || !world.work.iter().all(|it| matches!(it, broker_core::Command::Copy { .. }))
+    {
+        assert!(world.work_once());
+    }
+    assert_eq!(world.hastened, []);
+    world.pin_call(a, 1, &parts[..1]);
+    assert_eq!(world.hastened.len(), 2);
+    world.run_until_idle();
+    assert_eq!(last(&world, a, 1), &in_time());
+}
+
+#[test]
+fn evicted_before_its_use_it_is_dropped() {
+    let mut world = tiers(8, 64);
+    let [a, b] = ["a", "b"].map(|tenant| world.open_pinning(tenant));
+    let wanted = below(&mut world, a, 8, 1);
+    ask(&mut world, a, 1, all_of(&[wanted]));
+    world.run_until_idle();
+    assert_eq!(last(&world, a, 1), &in_time());
+    one(&mut world, b, 4, 2);
+    assert_eq!(last(&world, a, 1), &PrefetchState::Dropped { cause: Cause::Demand, by_own_tenant: false },);
+    assert_eq!(world.broker.prefetches(), []);
+}
+
+#[test]
+fn end_of_a_request_leaves_nothing_behind() {
+    type End = fn(&mut World, Client, PartRef);
+    let ends: [(&str, End); 5] = [
+        ("cancelled", |world, a, _| world.frame(a, ClientFrame::PrefetchCancelled { number: 1 })),
+        ("by an operator", |world, a, _| {
+            let cancel = OperatorRequest::CancelPrefetch { session: a.session, number: 1 };
+            world.operate(cancel.clone()).expect("it is there");
+            assert_eq!(world.operate(cancel).expect_err("gone").reason(), Reason::PrefetchNotFound);
+        }),
+        ("freed", |world, a, part| {
+            world.call(a, ClientRequest::FreeBatch(vec![part.allocation])).expect("it is its own");
+        }),
+        ("channel", |world, a, _| world.event(broker_core::Event::ChannelEnded { channel: a.channel })),
+        ("process", |world, a, _| world.end_process(a)),
+    ];
+    for (name, end) in ends {
+        for begun in [false, true] {
+            let mut world = tiers(8, 64);
+            let [a, b] = ["a", "b"].map(|tenant| world.open_pinning(tenant));
+            let wanted = below(&mut world, a, 4, 1);
+            let held = one(&mut world, b, 8, 2);
+            world.pin(b, held);
+            if begun {
+                world.unpin(b, held);
+                world.call(b, ClientRequest::FreeBatch(vec![held.allocation])).expect("freed");
+                world.run_until_idle();
+            }
+            ask(&mut world, a, 1, all_of(&[wanted]));
+            let is_accepted = matches!(last(&world, a, 1), PrefetchState::Accepted { .. });
+            assert_eq!(is_accepted, begun, "{name}");
+            end(&mut world, a, wanted);
+            world.run_until_idle();
+            assert_eq!(world.broker.prefetches(), [], "{name}");
+            if name == "cancelled" {
+                assert_eq!(tier(&world, wanted), Tier::Host, "the move was stopped");
+            }
+            if !begun {
+                world.unpin(b, held);
+                world.call(b, ClientRequest::FreeBatch(vec![held.allocation])).expect("freed");
+            }
+            world.run_until_idle();
+            assert_eq!(world.charged(), Bytes::ZERO, "{name}");
+        }
+    }
+}
+
+#[test]
+fn bad_requests_are_refused() {
+    let mut base = config(&[Bytes::mib(8), Bytes::mib(8)]);
+    base.devices.iter_mut().for_each(|device| device.host = Bytes::mib(64));
+    let mut world = World::with(base, StoredQuotas::default());
+    let [a, b] = ["a", "b"].map(|tenant| world.open_pinning(tenant));
+    let own = below(&mut world, a, 4, 1);
+    let foreign = below(&mut world, b, 4, 2);
+    let mut elsewhere = spec(4);
+    elsewhere.device = Some("1".to_owned());
+    let elsewhere = part(world.allocate(a, elsewhere).expect("room"), 0);
+    let behind = PartRef { part: vramd_types::PartIndex(9), ..own };
+    let mut unpinned = spec(12);
+    unpinned.unpinned = true;
+    let large = world.allocate(a, unpinned).expect("it begins below");
+    let large: Vec<_> = (0..3).map(|index| part(large, index)).collect();
+    world.run_until_idle();
+    let zero = Some(Duration::ZERO);
+    for (number, spec, expected) in [
+        (1, all_of(&[]), Reason::RequestInvalid),
+        (2, all_of(&[own, own]), Reason::RequestInvalid),
+        (3, all_of(&[own, elsewhere]), Reason::RequestInvalid),
+        (4, all_of(&[foreign]), Reason::AllocationNotFound),
+        (5, all_of(&[behind]), Reason::AllocationNotFound),
+        (6, all_of(&large), Reason::DeviceFull),
+        (7, PrefetchSpec { within: zero, ..all_of(&[own]) }, Reason::RequestInvalid),
+    ] {
+        ask(&mut world, a, number, spec);
+        assert_eq!(told(&world, a, number).len(), 1);
+        assert_eq!(reason(last(&world, a, number)), Some(expected), "{number}");
+    }
+    assert_eq!(world.broker.prefetches(), []);
+    // A number that went backwards is no request: the session is silent until its process ends.
+    ask(&mut world, a, 7, all_of(&[own]));
+    assert!(world.closed.contains(&a.channel));
+}
+
+#[test]
+fn lost_content_and_a_driver_without_memory_refuse_it() {
+    for is_lost in [false, true] {
+        let mut world = tiers(8, 64);
+        let a = world.open_pinning("a");
+        let wanted = below(&mut world, a, 4, 1);
+        match is_lost {
+            true => world.fail_copies.push_back(Some("a cable was pulled".to_owned())),
+            false => world.out_of_memory = 1,
+        }
+        ask(&mut world, a, 1, all_of(&[wanted]));
+        world.run_until_idle();
+        let expected = if is_lost { Reason::DriverFailed } else { Reason::DeviceFull };
+        assert_eq!(reason(last(&world, a, 1)), Some(expected));
+        assert_eq!(world.broker.prefetches(), []);
+        world.pin_call(a, 1, &[wanted]);
+        world.run_until_idle();
+        assert_eq!((answer(&world, a, 1), world.read(a, wanted)), (Some(&None), 1));
+    }
+}

@@ -1,0 +1,85 @@
+"""Memory that programs ask for ahead of its use."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+
+import pytest
+from conftest import MIB, Daemon
+
+import vramd
+
+PART = 2 * MIB
+
+
+@pytest.fixture
+def small(start: Callable[..., Daemon]) -> Daemon:
+    """A device of 8 MiB, and 64 MiB of the host beside it."""
+    return start(memory="8MiB", more='[memory]\nhost_size = "64MiB"\nharvest_ms = 5\n')
+
+
+def layer(client: vramd.Client, seed: int, parts: int = 2) -> vramd.Allocation:
+    memory = client.allocate(parts * PART, part_size="2MiB", unpinned=True)
+    for part in range(parts):
+        memory.copy_from(bytes([seed + part]) * PART, offset=part * PART)
+    return memory
+
+
+def test_layers_stream_ahead_of_their_use(small: Daemon) -> None:
+    with small.connect() as client:
+        layers = [layer(client, 10 * number) for number in range(8)]
+        ready = 0
+        for number, memory in enumerate(layers):
+            following = layers[(number + 1) % len(layers)]
+            prefetch = client.prefetch(following, within=30, priority=3)
+            with memory.pin() as pin:
+                assert bytes(memoryview(pin)[:1]) == bytes([10 * number])
+            ready += prefetch.wait(60) == "ready"
+            assert prefetch.parts_left_out == 0
+        assert ready >= 6
+        assert "vramd.Prefetch" in repr(prefetch)
+        with pytest.raises(TypeError):
+            pickle.dumps(prefetch)
+
+
+def test_it_waits_for_room_and_is_cancelled(small: Daemon) -> None:
+    with small.connect() as client, small.connect() as other:
+        wanted = layer(client, 1)
+        held = other.allocate("8MiB", part_size="2MiB")
+        prefetch = client.prefetch((wanted, range(0, 2)))
+        assert (prefetch.state, prefetch.expected) == ("deferred", None)
+        assert prefetch.reason in {"room", "demand", "room_on_its_way"}
+        with pytest.raises(vramd.Deadline):
+            prefetch.wait(0.05)
+        prefetch.cancel()
+        assert prefetch.wait() == "cancelled"
+        again = client.prefetch(wanted)
+        assert again.number > prefetch.number
+        held.free()
+        assert again.wait(60) == "ready"
+        assert again.state == "ready"
+
+
+def test_bad_requests_are_refused(small: Daemon) -> None:
+    with small.connect() as client:
+        wanted = layer(client, 1)
+        large = client.allocate("20MiB", part_size="2MiB", unpinned=True)
+        requests: list[Callable[[], vramd.Prefetch]] = [
+            lambda: client.prefetch(),
+            lambda: client.prefetch(wanted, wanted),
+            lambda: client.prefetch((wanted, range(2, 3))),
+            lambda: client.prefetch((wanted, range(0, 2, 2))),
+            lambda: client.prefetch(wanted, within=0),
+            lambda: client.prefetch(wanted, priority=256),
+        ]
+        for request in requests:
+            with pytest.raises(vramd.InvalidArgument):
+                request()
+        with pytest.raises(vramd.ResourceExhausted):
+            client.prefetch(large)
+        with pytest.raises(TypeError):
+            client.prefetch("weights")  # type: ignore[arg-type]
+        wanted.free()
+        with pytest.raises(vramd.Error):
+            client.prefetch(wanted)

@@ -1,0 +1,65 @@
+//! The table's part for prefetch requests: how far each is, as the daemon reported last.
+
+use std::collections::BTreeMap;
+
+use vramd_proto::v1::{self, prefetch_progress::Step};
+
+use super::{Ending, Table};
+use crate::{
+    error::{Error, Result},
+    prefetch::PrefetchState,
+};
+
+/// The requests whose handles exist.
+#[derive(Debug, Default)]
+pub(super) struct Prefetches {
+    last: u64,
+    /// `None` until the daemon has answered.
+    states: BTreeMap<u64, Option<PrefetchState>>,
+}
+
+impl Prefetches {
+    /// Whether the daemon has answered, and with `settled` whether the parts are there or will not come.
+    pub(super) fn check(&self, number: u64, settled: bool, ending: Option<&Ending>) -> Result<bool> {
+        match (self.states.get(&number).and_then(Option::as_ref), ending) {
+            (Some(state), _) if !settled || !state.is_pending() => Ok(true),
+            (_, Some(ending)) => Err(ending.error()),
+            _ => Ok(false),
+        }
+    }
+}
+
+impl Table {
+    /// Begins a request. Returns its number, which is greater than all before.
+    pub(crate) fn open_prefetch(&self) -> Result<u64> {
+        let mut state = self.lock();
+        if let Some(ending) = &state.ending {
+            return Err(ending.error());
+        }
+        if !state.words.is_shared() {
+            return Err(Error::refused(vramd_types::Reason::KindUnsupported, &[("kind", &"prefetched")]));
+        }
+        let prefetches = &mut state.prefetches;
+        prefetches.last += 1;
+        prefetches.states.insert(prefetches.last, None);
+        Ok(prefetches.last)
+    }
+
+    /// Records how far a request is. One without a handle is of no interest.
+    pub(crate) fn record_prefetch(&self, progress: v1::PrefetchProgress) {
+        let mut state = self.lock();
+        if let Some(known) = state.prefetches.states.get_mut(&progress.prefetch_id) {
+            *known = progress.step.map(Step::into).or_else(|| known.take());
+            self.changed.notify_all();
+        }
+    }
+
+    /// How far a request is; `None` before the daemon's answer.
+    pub(crate) fn prefetch_state(&self, number: u64) -> Option<PrefetchState> {
+        self.lock().prefetches.states.get(&number).cloned().flatten()
+    }
+
+    pub(crate) fn forget_prefetch(&self, number: u64) {
+        self.lock().prefetches.states.remove(&number);
+    }
+}

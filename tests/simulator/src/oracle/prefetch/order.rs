@@ -1,0 +1,256 @@
+//! The order in which requests begin: none while a client waits for room on its device, in a tenant by priority,
+//! deadline and age, and between tenants by the earliest deadline that can be met, then by the fewest bytes fetched.
+
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, BTreeSet},
+};
+
+use broker_core::{Broker, Cause, MoveView, PartRef, PrefetchView, Tier, Time, invariants::PREFETCH_ORDER};
+
+use super::{PrefetchId, RequestFacts, Told};
+use crate::oracle::{Oracle, facts::Tenant};
+
+/// The place of a request among those of its tenant.
+fn place(id: PrefetchId, request: &RequestFacts) -> (Reverse<u8>, bool, Option<Time>, Time, PrefetchId) {
+    (Reverse(request.spec.priority), request.deadline.is_none(), request.deadline, request.since, id)
+}
+
+impl Oracle {
+    /// Records requests that were taken in this event. A tenant without queued requests begins with what that one has
+    /// which has the least.
+    pub(super) fn record_entered_queues(&mut self, listed: &BTreeMap<PrefetchId, PrefetchView>) {
+        let facts = &self.facts.prefetches;
+        let is_taken = |id: &PrefetchId, it: &RequestFacts| {
+            it.told_before == Told::Nothing && (listed.contains_key(id) || it.told == Told::Accepted)
+        };
+        let new = facts.requests.iter().filter(|(id, it)| is_taken(id, it));
+        let new: Vec<_> = new.filter_map(|(_, it)| Some((it.device?, it.tenant))).collect();
+        for (device, tenant) in new {
+            let facts = &mut self.facts.prefetches;
+            let queued = facts.requests.values().filter(|it| it.was_queued() && it.device == Some(device));
+            let active: BTreeSet<Tenant> = queued.map(|it| it.tenant).collect();
+            if active.contains(&tenant) {
+                continue;
+            }
+            let fetched_for = |of: Tenant| facts.fetched.get(&(device, of)).copied().unwrap_or(Some(0));
+            let least = active.iter().map(|of| fetched_for(*of)).min().unwrap_or(Some(0));
+            let is_known = active.iter().all(|of| fetched_for(*of).is_some());
+            let own = fetched_for(tenant).zip(least).map(|(own, least)| own.max(least));
+            facts.fetched.insert((device, tenant), own.filter(|_| is_known));
+        }
+    }
+
+    /// Checks the requests that began in this event.
+    pub(super) fn check_prefetch_order(&mut self, broker: &Broker, moves: &[MoveView]) {
+        let requests = &self.facts.prefetches.requests;
+        let begun =
+            requests.iter().filter(|(_, it)| it.told_before <= Told::Deferred && it.told > Told::Deferred);
+        let begun: Vec<_> = begun.map(|(id, it)| (*id, it.clone())).collect();
+        // A request that was ended at once may have begun, or not.
+        let begun: Vec<_> = begun.into_iter().filter(|(_, it)| it.has_begun()).collect();
+        if begun.is_empty() {
+            return;
+        }
+        let is_new = |it: &&MoveView| {
+            it.cause == Cause::Prefetch && it.to == Tier::Device && it.since == self.facts.now
+        };
+        let fetched = moves.iter().filter(is_new).map(|it| it.bytes.get()).sum();
+        for (id, request) in &begun {
+            self.check_not_before_demand(*id, request, broker);
+            self.check_turn_in_tenant(*id, request);
+            self.check_turn_of_tenant(*id, request, &begun, fetched);
+            self.check_sequence((*id, request), &begun, moves);
+        }
+        self.count_fetched(&begun, moves);
+    }
+
+    fn check_not_before_demand(&mut self, id: PrefetchId, request: &RequestFacts, broker: &Broker) {
+        let line = broker.waits();
+        let stood = line.iter().filter(|wait| self.facts.waits.contains_key(&wait.id));
+        // A part that could not be fetched waits for the next survey, and for no room.
+        let rests = |part: Option<PartRef>| part.is_some_and(|part| self.facts.failed_parts.contains(&part));
+        let needs = stood.filter_map(|wait| self.facts.needs.get(&wait.id));
+        let mut needs = needs.filter(|needs| !rests(needs.part));
+        if request.device.is_some_and(|device| self.facts.places[device].surveys_left > 0) {
+            return;
+        }
+        let first = needs.find(|it| request.device.is_some_and(|device| it.bytes.contains_key(&device)));
+        let first = first.cloned();
+        self.expect(PREFETCH_ORDER, first.is_none(), || {
+            format!("{id:?} begins although {first:?} waits for its device: {request:?}")
+        });
+    }
+
+    /// Checks that no earlier request of its tenant still waits.
+    fn check_turn_in_tenant(&mut self, id: PrefetchId, request: &RequestFacts) {
+        let is_passed = |(of, other): &(&PrefetchId, &RequestFacts)| {
+            other.was_queued()
+                && other.is_queued()
+                && (other.device, other.tenant) == (request.device, request.tenant)
+                && place(**of, other) < place(id, request)
+        };
+        let passed = self.facts.prefetches.requests.iter().find(is_passed);
+        let passed = passed.map(|(of, other)| (*of, other.clone()));
+        self.expect(PREFETCH_ORDER, passed.is_none(), || {
+            format!("{id:?} begins before {passed:?}, which goes first: {request:?}")
+        });
+    }
+
+    /// Whether the first request of a tenant goes before that of another tenant. `None` if the oracle does not know.
+    fn goes_before(
+        &self,
+        one: (PrefetchId, &RequestFacts),
+        other: (PrefetchId, &RequestFacts),
+    ) -> Option<bool> {
+        let deadline = |it: &RequestFacts| it.deadline.filter(|deadline| *deadline >= self.facts.now);
+        let (first, second) = (deadline(one.1), deadline(other.1));
+        let key = |of: Option<Time>| (of.is_none(), of);
+        if first != second {
+            return Some(key(first) < key(second));
+        }
+        let fetched = |it: &RequestFacts| {
+            let of = (it.device?, it.tenant);
+            self.facts.prefetches.fetched.get(&of).copied().unwrap_or(Some(0))
+        };
+        let key = |id: PrefetchId, it: &RequestFacts| Some((fetched(it)?, it.since, id));
+        Some(key(one.0, one.1)? < key(other.0, other.1)?)
+    }
+
+    /// Checks that no other tenant's first request still waits which goes first and certainly had room.
+    fn check_turn_of_tenant(
+        &mut self,
+        id: PrefetchId,
+        request: &RequestFacts,
+        begun: &[(PrefetchId, RequestFacts)],
+        fetched: u64,
+    ) {
+        let has_begun_another =
+            |tenant: Tenant| begun.iter().any(|(of, it)| *of != id && it.tenant == tenant);
+        if has_begun_another(request.tenant) {
+            return;
+        }
+        let queued = self.facts.prefetches.requests.iter();
+        let queued = queued.filter(|(_, it)| it.is_queued() && it.device == request.device);
+        let mut heads: BTreeMap<Tenant, (PrefetchId, &RequestFacts)> = BTreeMap::new();
+        for (of, it) in queued {
+            let head = heads.entry(it.tenant).or_insert((*of, it));
+            if place(*of, it) < place(head.0, head.1) {
+                *head = (*of, it);
+            }
+        }
+        heads.remove(&request.tenant);
+        let is_passed = |(of, it): &(PrefetchId, &RequestFacts)| {
+            it.was_queued()
+                && !has_begun_another(it.tenant)
+                && self.goes_before((*of, it), (id, request)) == Some(true)
+                && self.surely_had_room(it, fetched)
+        };
+        let passed = heads.into_values().find(is_passed).map(|(of, it)| (of, it.clone()));
+        self.expect(PREFETCH_ORDER, passed.is_none(), || {
+            format!("{id:?} begins, and {passed:?} goes first and had room: {request:?}")
+        });
+    }
+
+    /// Checks that of two requests that began in this event that one began first which goes first.
+    fn check_sequence(
+        &mut self,
+        (id, request): (PrefetchId, &RequestFacts),
+        begun: &[(PrefetchId, RequestFacts)],
+        moves: &[MoveView],
+    ) {
+        if !self.step.released.is_empty() || !self.step.left_device.is_empty() || self.step.prefetch_stopped {
+            return;
+        }
+        // A waiter in the line may have had a part fetched before.
+        let is_own = |part: &PartRef| {
+            moves.iter().any(|it| it.part == *part && it.cause == Cause::Prefetch && it.to == Tier::Device)
+        };
+        let first_of = |it: &RequestFacts| {
+            self.step.fetched.iter().position(|part| it.spec.parts.contains(part) && is_own(part))
+        };
+        let is_alone = |it: &RequestFacts| {
+            begun.iter().filter(|(_, other)| (other.tenant, other.device) == (it.tenant, it.device)).count()
+                == 1
+        };
+        let is_passed = |(of, it): &&(PrefetchId, RequestFacts)| {
+            let shares = it.spec.parts.iter().any(|part| request.spec.parts.contains(part));
+            let began_later = first_of(it).zip(first_of(request)).is_some_and(|(its, own)| its > own);
+            it.device == request.device
+                && it.tenant != request.tenant
+                && it.was_queued()
+                && !shares
+                && began_later
+                && is_alone(it)
+                && is_alone(request)
+                && self.goes_before((*of, it), (id, request)) == Some(true)
+        };
+        let passed = begun.iter().find(is_passed).cloned();
+        self.expect(PREFETCH_ORDER, passed.is_none(), || {
+            format!("{id:?} begins before {passed:?}, which goes first: {request:?}")
+        });
+    }
+
+    /// Whether the request certainly could have begun in this event: nothing that it names moves, and there was room
+    /// for all that is off its device, without anything that leaves. `fetched`: bytes that began to move for requests.
+    fn surely_had_room(&self, request: &RequestFacts, fetched: u64) -> bool {
+        let Some(device) = request.device else { return false };
+        let is_unsure = self.step.quotas_changed
+            || self.step.settings_changed
+            || self.facts.extents_ran_out
+            || self.facts.places[device].surveys_left > 0;
+        let is_at_rest = |part: &PartRef| {
+            !self.may_move(*part)
+                && !self.facts.departing.contains(part)
+                && !self.is_being_evicted(*part)
+                && !self.facts.failed_parts.contains(part)
+                && self.tier_of(*part).is_some()
+        };
+        if is_unsure || !request.spec.parts.iter().all(is_at_rest) {
+            return false;
+        }
+        // Other memory that was taken in this event may have been there for the request, or not.
+        let of_device = self.step.taken.iter().filter(|((_, on), _)| *on == device);
+        if of_device.map(|(_, bytes)| bytes).sum::<u64>() > fetched {
+            return false;
+        }
+        let mut needed: BTreeMap<Tenant, u64> = BTreeMap::new();
+        for part in request.spec.parts.iter().filter(|part| self.is_off_device(**part)) {
+            let tenant = self.facts.allocations.get(&part.allocation).map(|it| it.tenant);
+            let Some((tenant, size)) = tenant.zip(self.size_of(*part)) else { return false };
+            *needed.entry(tenant).or_default() += size;
+        }
+        let all: u64 = needed.values().sum();
+        let is_within_limit = |(tenant, bytes): (&Tenant, &u64)| {
+            self.facts.charged(*tenant, device).saturating_add(*bytes) <= self.quota_now(*tenant, device).1
+        };
+        self.step.committed[device] + u128::from(all) <= u128::from(self.capacity(device))
+            && needed.iter().all(is_within_limit)
+    }
+
+    /// Counts the bytes that are fetched for requests that began.
+    fn count_fetched(&mut self, begun: &[(PrefetchId, RequestFacts)], moves: &[MoveView]) {
+        let is_new = |it: &&MoveView| {
+            it.cause == Cause::Prefetch && it.to == Tier::Device && it.since == self.facts.now
+        };
+        let moving: BTreeMap<PartRef, u64> =
+            moves.iter().filter(is_new).map(|it| (it.part, it.bytes.get())).collect();
+        for (_, request) in begun {
+            let Some(device) = request.device else { continue };
+            let mut bytes = Some(0_u64);
+            for part in &request.spec.parts {
+                let is_shared = begun.iter().filter(|(_, it)| it.spec.parts.contains(part)).count() > 1;
+                let was_fetched = self.step.fetched.contains(part) || moving.contains_key(part);
+                bytes = match moving.get(part) {
+                    _ if is_shared && was_fetched => None,
+                    Some(size) => bytes.map(|sum| sum + size),
+                    None if was_fetched => bytes.zip(self.size_of(*part)).map(|(sum, size)| sum + size),
+                    None => bytes,
+                };
+            }
+            let before = self.facts.prefetches.fetched.get(&(device, request.tenant)).copied();
+            let sum = before.unwrap_or(Some(0)).zip(bytes).map(|(before, more)| before + more);
+            self.facts.prefetches.fetched.insert((device, request.tenant), sum);
+        }
+    }
+}

@@ -1,0 +1,42 @@
+//! Draws whether clients ask for parts ahead of their use, and how often.
+
+use broker_core::Config;
+
+use crate::dice::Dice;
+
+/// A stream of its own: worlds without prefetch requests are the same as before they existed.
+const STREAM: u64 = 18;
+
+/// One in this many worlds has prefetch requests.
+const ONE_IN: u64 = 3;
+
+#[derive(Clone, Copy, Debug)]
+pub struct Prefetching {
+    /// Of a thousand turns of a process, in how many it asks for parts.
+    pub rate: u64,
+    /// Of a thousand turns of a process with requests, in how many it cancels one.
+    pub cancels: u64,
+    /// The most parts of a request.
+    pub parts_max: u64,
+    /// The latest deadline in microseconds.
+    pub within_max: u64,
+}
+
+impl Prefetching {
+    pub(super) fn draw(config: &mut Config, seed: u64) -> Option<Self> {
+        let mut dice = Dice::new(seed, STREAM);
+        if dice.roll(ONE_IN) != 0 {
+            return None;
+        }
+        let prefetching = Self {
+            rate: dice.one(&[50, 150, 400]),
+            cancels: dice.one(&[10, 40]),
+            parts_max: dice.one(&[2, 4, 8]),
+            within_max: dice.one(&[2_000, 20_000, 200_000]),
+        };
+        if dice.chance(500) {
+            config.limits.prefetches_per_session_max = dice.one(&[1, 2]);
+        }
+        Some(prefetching)
+    }
+}
