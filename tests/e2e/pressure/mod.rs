@@ -12,7 +12,7 @@ use std::{
         atomic::{AtomicBool, Ordering},
     },
     thread,
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 use serde_json::{Value, json};
@@ -273,9 +273,17 @@ fn critical_pressure_begins_evictions_before_the_answer() {
     until("all of it is cold", || clean(&daemon) == 70);
     // The next survey would report the same level. It comes once a second, and this check is immediate.
     let _more = client.allocate(percent(14)).unwrap();
-    let moves = moves(&daemon);
-    let causes = moves.moves.iter().map(|it| it.cause()).chain(moves.ended.iter().map(|it| it.cause()));
-    assert_eq!(causes.filter(|cause| *cause == MoveCause::Pressure).count(), 11, "{moves:?}");
+    let answered = SystemTime::now();
+    // A move that has just ended is listed a moment later.
+    let begun = eventually("every eviction is listed", || {
+        let moves = moves(&daemon);
+        let all = moves.moves.iter().map(|it| (it.cause(), it.began_at));
+        let all = all.chain(moves.ended.iter().map(|it| (it.cause(), it.began_at)));
+        let begun: Vec<_> = all.filter(|(cause, _)| *cause == MoveCause::Pressure).map(|it| it.1).collect();
+        (begun.len() == 11).then_some(begun)
+    });
+    let begun = begun.into_iter().map(|began| SystemTime::try_from(began.unwrap()).unwrap());
+    assert!(begun.max() <= Some(answered));
     until("as much leaves as has to", || daemon.state().charged() == 85 * MIB_2);
 }
 
