@@ -33,7 +33,7 @@ impl MoveKind {
     /// The number of kinds on one device. Between each two of the three tiers a move ends as moved, failed or stopped;
     /// away from a tier towards a lower one, or back to a disk, also as clean. A dropped part goes nowhere; from there it
     /// is made, or its return fails or is stopped.
-    pub(super) const ON_DEVICE: usize = (6 * 3 + 4 + 1 + 3) * CAUSES.len();
+    pub(super) const ON_DEVICE: usize = (6 * 3 + 4 + 1 + 3) * Cause::ALL.len();
 
     /// The kinds that can happen on a device with these tiers below it: host, disk. Rare ones are left out: a failed
     /// or stopped return of a dropped part.
@@ -53,7 +53,7 @@ impl MoveKind {
         pairs.flat_map(move |(_, from, to, outcomes)| {
             let direction = if to == device_tier { "in" } else { "out" };
             let of_cause = move |cause: Cause| {
-                let cause = name(cause);
+                let cause = cause.name();
                 outcomes.iter().map(move |outcome| Self {
                     device,
                     direction,
@@ -63,7 +63,7 @@ impl MoveKind {
                     outcome: *outcome,
                 })
             };
-            CAUSES.into_iter().flat_map(of_cause)
+            Cause::ALL.into_iter().flat_map(of_cause)
         })
     }
 
@@ -74,27 +74,13 @@ impl MoveKind {
 
     /// Whether the part has left its device.
     pub(super) fn is_departure(&self) -> bool {
-        let stays = self.cause == name(Cause::WriteBack);
+        let stays = self.cause == Cause::WriteBack.name();
         self.direction == "out" && !stays && matches!(self.outcome, "moved" | "clean" | "dropped")
     }
 }
 
 /// The place of a part that was dropped, or that no client ever wrote.
 const NOWHERE: &str = "none";
-
-const CAUSES: [Cause; 6] =
-    [Cause::Demand, Cause::WriteBack, Cause::Rebalance, Cause::Pressure, Cause::Operator, Cause::Prefetch];
-
-const fn name(cause: Cause) -> &'static str {
-    match cause {
-        Cause::Demand => "demand",
-        Cause::WriteBack => "write_back",
-        Cause::Rebalance => "rebalance",
-        Cause::Pressure => "pressure",
-        Cause::Operator => "operator",
-        Cause::Prefetch => "prefetch",
-    }
-}
 
 const fn tier_name(tier: Tier) -> &'static str {
     match tier {
@@ -139,7 +125,7 @@ impl<'a> EndedMove<'a> {
         };
         let (from, to) = tiers;
         let direction = if to == tier_name(Tier::Device) { "in" } else { "out" };
-        let kind = MoveKind { device: *device, direction, from, to, cause: name(*cause), outcome };
+        let kind = MoveKind { device: *device, direction, from, to, cause: cause.name(), outcome };
         Some(Self { part: *part, tenant, kind, bytes: *bytes, began: *began, problem, for_parts })
     }
 }
@@ -191,9 +177,9 @@ mod tests {
 
     #[test]
     fn each_cause_has_a_name_of_its_own() {
-        let mut names: Vec<_> = CAUSES.into_iter().map(name).collect();
+        let mut names: Vec<_> = Cause::ALL.into_iter().map(Cause::name).collect();
         names.sort_unstable();
         names.dedup();
-        assert_eq!(names.len(), CAUSES.len());
+        assert_eq!(names.len(), Cause::ALL.len());
     }
 }

@@ -49,6 +49,23 @@ pub enum Cause {
     Prefetch,
 }
 
+impl Cause {
+    pub const ALL: [Self; 6] =
+        [Self::Demand, Self::WriteBack, Self::Rebalance, Self::Pressure, Self::Operator, Self::Prefetch];
+
+    /// The name in metrics and traces.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Demand => "demand",
+            Self::WriteBack => "write_back",
+            Self::Rebalance => "rebalance",
+            Self::Pressure => "pressure",
+            Self::Operator => "operator",
+            Self::Prefetch => "prefetch",
+        }
+    }
+}
+
 /// Everything about parts that move, may move, or have bytes below their device.
 #[derive(Debug, Default)]
 pub(crate) struct Moves {

@@ -27,14 +27,6 @@ const DEVICE: usize = 6;
 const DETAIL: usize = 7;
 const COLUMN_COUNT: usize = 8;
 
-const CAUSES: [(Cause, &str); 5] = [
-    (Cause::Demand, "demand"),
-    (Cause::WriteBack, "write_back"),
-    (Cause::Rebalance, "rebalance"),
-    (Cause::Pressure, "pressure"),
-    (Cause::Operator, "operator"),
-];
-
 impl Trace {
     /// Returns the first lines of a recording with so many records.
     pub fn head(records: usize, end: End) -> String {
@@ -84,8 +76,7 @@ impl Names {
             }
             What::Evict { part, bytes, cause, copied } => {
                 event(out, "evict", part)?;
-                let cause = CAUSES.iter().find(|(known, _)| known == cause).map_or("", |(_, name)| name);
-                write!(out, ",{bytes},,,{cause} {}", if *copied { "copied" } else { "clean" })
+                write!(out, ",{bytes},,,{} {}", cause.name(), if *copied { "copied" } else { "clean" })
             }
             What::WriteBack { part, bytes } => {
                 event(out, "write-back", part)?;
@@ -217,7 +208,7 @@ impl Reader {
             "fetch" => What::Fetch { part: part_key(row)?, bytes: some_bytes(row)? },
             "evict" => {
                 let (cause, end) = row.field(DETAIL).split_once(' ').unwrap_or_default();
-                let cause = CAUSES.iter().find(|(_, name)| *name == cause).map(|(cause, _)| *cause);
+                let cause = Cause::ALL.into_iter().find(|known| known.name() == cause);
                 let copied = match end {
                     "copied" => Some(true),
                     "clean" => Some(false),

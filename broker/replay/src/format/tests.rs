@@ -33,6 +33,8 @@ fn every_record(names: &mut Names) -> Vec<Record> {
         end(Cause::Rebalance, false),
         end(Cause::Pressure, false),
         end(Cause::Operator, true),
+        end(Cause::WriteBack, false),
+        end(Cause::Prefetch, true),
         What::WriteBack { part, bytes: 4 << 20 },
         What::Wait { tenant, micros: 77 },
         What::Free { allocation: 7 },
