@@ -99,7 +99,7 @@ pub(crate) enum Fact {
     WaiterLetsPass,
 
     // Prefetch requests.
-    /// A request was queued.
+    /// A request was queued, or one that was queued has ended.
     PrefetchQueued,
     /// A request has begun, or one of its parts has arrived.
     PrefetchAdvanced(PrefetchId),

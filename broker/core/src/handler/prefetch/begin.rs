@@ -131,7 +131,7 @@ impl Broker {
             return if awaits { Attempt::Awaits } else { Attempt::Stays };
         };
         let mut missing = coming;
-        let mut failed = None;
+        let (mut failed, mut failures) = (None, 0_u32);
         for part in fetched {
             match self.start_move(part, (Tier::Device, Cause::Prefetch), None, self.pins.after_all()) {
                 // A part that needs no copy has arrived already, and its report follows.
@@ -141,7 +141,10 @@ impl Broker {
                     self.moves.prefetches.queues.count(device, tenant, size);
                     missing.insert(part);
                 }
-                Err(error) => failed = failed.or(Some((part, error))),
+                Err(error) => {
+                    failures = failures.saturating_add(1);
+                    failed = failed.or(Some((part, error)));
+                }
             }
         }
         // Part of a group is of no use to its client. Otherwise it is what did not fit.
@@ -151,7 +154,7 @@ impl Broker {
                 let refusal = self.move_refusal(part, &error);
                 self.end_prefetch(id, PrefetchState::Refused(refusal));
             }
-            Some(_) => self.moves.prefetches.begin(id, there, missing, left_out.saturating_add(1)),
+            Some(_) => self.moves.prefetches.begin(id, there, missing, left_out.saturating_add(failures)),
             None => self.moves.prefetches.begin(id, there, missing, left_out),
         }
         self.follow_ups.push(Fact::PrefetchAdvanced(id));

@@ -133,7 +133,8 @@ impl Broker {
     /// Ends a request without a word. Returns whether it was there.
     fn drop_prefetch(&mut self, id: PrefetchId, state: &PrefetchState) -> bool {
         let Some(request) = self.moves.prefetches.remove(id) else { return false };
-        self.follow_ups.push(Fact::PrefetchEnded);
+        // A request that was queued gave up no room: only a new first in the queue can begin.
+        self.follow_ups.push(if request.is_queued() { Fact::PrefetchQueued } else { Fact::PrefetchEnded });
         let end = match state {
             PrefetchState::Cancelled { .. } => Some(PrefetchEnd::Cancelled),
             PrefetchState::Dropped { .. } => Some(PrefetchEnd::Dropped),
@@ -155,9 +156,10 @@ impl Broker {
             .moves
             .migrations
             .get(part)
-            .is_some_and(|it| it.cause == Cause::Prefetch && !it.awaited && it.ops.is_empty());
+            .is_some_and(|it| it.cause == Cause::Prefetch && it.ops.is_empty());
         planted!(self, CancelledMoveGoesOn => return);
-        if is_ours && !self.moves.prefetches.is_kept(part) {
+        // A move that a pin once hastened is no longer awaited when that pin has ended.
+        if is_ours && !self.is_wanted(part) && !self.moves.prefetches.is_kept(part) {
             self.stop_migration(part, Stop::Wanted);
         }
     }

@@ -74,8 +74,9 @@ impl Oracle {
             let is_for_client = |it: &MoveView| {
                 let device = self.facts.allocations.get(&it.part.allocation).map(|it| it.device);
                 let waited = device.and_then(|device| self.facts.waited.get(&device));
-                let may_be_raised = it.cause == Cause::Prefetch
-                    && self.facts.prefetches.may_be_wanted_since(it.part, it.since);
+                // A pin raises all fetches of its request, also those that something else began.
+                let may_be_raised =
+                    it.to == Tier::Device && self.facts.prefetches.may_be_wanted_since(it.part, it.since);
                 it.cause == Cause::Demand || may_be_raised || waited.is_some_and(|last| *last >= it.since)
             };
             let is_known = moves.iter().any(|it| it.extent == *to);

@@ -145,11 +145,13 @@ impl Oracle {
         })
     }
 
-    /// Checks a part of a tenant that begins to leave a device for a waiter, together with others.
+    /// Checks a part of a tenant that begins to leave a device, together with others. `may_leave` says which parts may
+    /// certainly leave for the same.
     pub(crate) fn check_advised_order(
         &mut self,
         (part, tenant, device): (PartRef, Tenant, usize),
         leaving: &BTreeSet<PartRef>,
+        may_leave: impl Fn(&Self, PartRef) -> bool,
     ) {
         let own = self.rank_of(part);
         let spared = self.facts.advised_leavable.iter().find(|(other, of, on)| {
@@ -157,7 +159,7 @@ impl Oracle {
             let is_before = self.rank_of(*other) < own || self.comes_before_by_pattern(*other, part);
             // A part that a request brings does not leave for others.
             let is_kept = self.facts.prefetches.is_named(*other);
-            is_of_same && !is_kept && is_before && self.can_certainly_leave(*other)
+            is_of_same && !is_kept && is_before && self.can_certainly_leave(*other) && may_leave(self, *other)
         });
         let spared = spared.map(|(other, ..)| *other);
         self.expect(ADVISED_ORDER, spared.is_none(), || {

@@ -69,12 +69,13 @@ impl Oracle {
         }
         let leaving: BTreeSet<PartRef> = by_place.values().flatten().map(|victim| victim.part).collect();
         for victim in by_place.values().flatten().filter(|victim| victim.cause == Cause::Demand) {
-            self.check_advised_order((victim.part, victim.tenant, victim.place), &leaving);
+            self.check_advised_order((victim.part, victim.tenant, victim.place), &leaving, |_, _| true);
         }
         let leaving: BTreeSet<PartRef> =
             leaving.into_iter().chain(for_prefetches.iter().map(|victim| victim.part)).collect();
         for victim in &for_prefetches {
-            self.check_advised_order((victim.part, victim.tenant, victim.place), &leaving);
+            let of = (victim.part, victim.tenant, victim.place);
+            self.check_advised_order(of, &leaving, |oracle, other| oracle.leaves_for_requests(other, of));
             self.check_prefetch_victim(victim.part, victim.tenant, victim.place);
         }
         for ((place, for_pressure), victims) in &by_place {

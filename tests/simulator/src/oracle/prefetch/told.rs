@@ -63,7 +63,11 @@ impl Oracle {
                 request: ClientRequest::Attach(target) | ClientRequest::AttachUnpinned(target),
                 ..
             }
-            | Asked::Operator { request: OperatorRequest::MoveParts { target, .. }, .. } => target,
+            | Asked::Operator {
+                request:
+                    OperatorRequest::MoveParts { target, .. } | OperatorRequest::WriteBackParts { target, .. },
+                ..
+            } => target,
             Asked::Operator { request: OperatorRequest::CancelPrefetch { session, number }, .. } => {
                 if let Some(request) = self.facts.prefetches.requests.get_mut(&(*session, *number)) {
                     request.cancelled = Some(true).filter(|_| self.step.repeat.is_new());
@@ -244,7 +248,7 @@ impl Oracle {
         }
     }
 
-    fn is_prefetch_heard(&self, id: SessionId) -> bool {
+    pub(crate) fn is_prefetch_heard(&self, id: SessionId) -> bool {
         let session = self.facts.sessions.get(&id);
         session.is_some_and(|it| !it.gone && self.facts.open_channels.contains(&it.channel))
     }

@@ -9,23 +9,19 @@ use crate::oracle::{Oracle, facts::Tenant};
 impl Oracle {
     /// Checks a part that begins to leave a device for a request.
     pub(crate) fn check_prefetch_victim(&mut self, part: PartRef, tenant: Tenant, device: usize) {
-        let pinned = self.facts.pinned.iter().find(|(of, _)| *of == part).copied();
+        // The core learns of pins only while the part may leave.
+        let pinned = self.facts.evictable_pins.iter().find(|(of, _)| *of == part).copied();
         self.expect(PREFETCH_VICTIMS, pinned.is_none(), || {
             format!("{part:?} leaves device {device} for a request, and is pinned: {pinned:?}")
         });
         let is_cold = self.is_cold(part);
         let requests = &self.facts.prefetches.requests;
-        let may_leave_for = |request: &&RequestFacts| {
-            let brings_own = request.spec.parts.iter().any(|part| self.is_brought(*part, tenant));
-            let is_waiting = request.was_queued() || request.is_queued();
-            is_waiting
-                && request.device == Some(device)
-                && !request.spec.parts.contains(&part)
-                && (is_cold || (brings_own && self.ranks_no_higher(part, &request.spec.parts)))
-        };
-        let is_worth_less = requests.values().any(|request| may_leave_for(&request));
-        // A request that has ended in this event may have ended before the part was chosen.
-        let brought_by = requests.iter().find(|(_, request)| {
+        let is_worth_less = self
+            .waiting_on(device)
+            .any(|it| is_cold && !it.spec.parts.contains(&part) || self.leaves_for(part, tenant, it));
+        // A request that has ended in this event, or whose session has, may have ended before the part was chosen.
+        let mut heard = requests.iter().filter(|(id, _)| self.is_prefetch_heard(id.0));
+        let brought_by = heard.find(|(_, request)| {
             let has_begun = request.has_begun_before() && request.told < Told::End;
             has_begun && (request.unused.contains(&part) || request.coming.contains(&part))
         });
@@ -39,6 +35,32 @@ impl Oracle {
         self.expect(PREFETCH_VICTIMS, brought_by.is_none(), || {
             format!("{part:?} leaves for a request, and was brought by {brought_by:?}")
         });
+    }
+
+    fn waiting_on(&self, device: usize) -> impl Iterator<Item = &RequestFacts> {
+        let requests = self.facts.prefetches.requests.values();
+        requests.filter(move |it| (it.was_queued() || it.is_queued()) && it.device == Some(device))
+    }
+
+    /// Whether the part of the tenant is worth less than what the request brings of the same tenant.
+    fn leaves_for(&self, part: PartRef, tenant: Tenant, request: &RequestFacts) -> bool {
+        let brings_own = request.spec.parts.iter().any(|part| self.is_brought(*part, tenant));
+        brings_own && !request.spec.parts.contains(&part) && self.ranks_no_higher(part, &request.spec.parts)
+    }
+
+    /// Whether `other` certainly may leave for each request for which this part of its tenant may.
+    pub(crate) fn leaves_for_requests(
+        &self,
+        other: PartRef,
+        (part, tenant, device): (PartRef, Tenant, usize),
+    ) -> bool {
+        let (now, is_cold) = (self.facts.now, self.is_cold(part));
+        let used = self.facts.used.get(&other).copied();
+        let cold_after = self.settings.cold_after(now);
+        let is_other_cold = cold_after.zip(used).is_some_and(|(cold, used)| used.after(cold) < now);
+        let mut beneficiaries =
+            self.waiting_on(device).filter(|it| is_cold || self.leaves_for(part, tenant, it));
+        is_other_cold || beneficiaries.all(|it| self.leaves_for(other, tenant, it))
     }
 
     /// Whether the part was not used for so long that it may leave for the requests of any tenant.
