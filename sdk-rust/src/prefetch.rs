@@ -203,11 +203,12 @@ impl Prefetch {
         self.number
     }
 
-    /// Returns how far it is. It makes no call and does not wait.
+    /// Returns how far it is. It makes no call and does not wait. If the session ended while the request was pending,
+    /// this returns the error with which the session ended.
     pub fn state(&self) -> Result<PrefetchState> {
         check_process(&self.session)?;
         // The daemon has answered it before it came to its owner.
-        self.session.table().prefetch_state(self.number).ok_or_else(Error::deadline)
+        self.session.table().prefetch_state(self.number)?.ok_or_else(Error::deadline)
     }
 
     /// Waits until the parts are there, or will not come, as long as [`crate::ClientBuilder::request_timeout`].

@@ -34,7 +34,7 @@ pub struct Counts {
     /// Uses with a deadline, and those of them that stalled longer.
     pub deadlines: u64,
     pub deadlines_missed: u64,
-    /// Uses that stall to the end of the trace: what is pinned leaves no room for them.
+    /// Uses that stall until their part is freed or the trace ends: what is pinned leaves no room for them.
     pub unserved: u64,
 }
 
@@ -45,7 +45,7 @@ pub fn play(scenario: &Scenario, policy: Policy) -> Result<Counts, Refusal> {
     for step in &scenario.steps {
         player.take(*step);
     }
-    player.counts.unserved = u64::try_from(player.waiting.len()).unwrap_or(u64::MAX);
+    player.give_up(|_| true);
     Ok(player.counts)
 }
 
@@ -156,14 +156,26 @@ impl<'a> Player<'a> {
                 self.shell.touch(tenant, part);
             }
             (Action::Free, Some(part)) => {
-                self.waiting.retain(|waiting| waiting.part != number);
+                self.give_up(|waiting| waiting.part == number);
                 self.shell.free(tenant, part);
                 (self.refs[index(number)], self.on_device[index(number)]) = (None, false);
             }
             // The core had no room for the part when it was created.
+            (Action::Use { deadline }, None) => {
+                self.counts.deadlines += u64::from(deadline.is_some());
+                self.counts.stalls += 1;
+                self.counts.unserved += 1;
+            }
             (_, None) => {}
         }
         self.settle();
+    }
+
+    /// Takes these calls for unanswered for ever, and counts those that are uses.
+    fn give_up(&mut self, is_given_up: impl Fn(&Waiting) -> bool) {
+        let gone = self.waiting.extract_if(.., |waiting| is_given_up(waiting));
+        let uses = gone.filter(|waiting| waiting.of_use.is_some()).count();
+        self.counts.unserved += u64::try_from(uses).unwrap_or(u64::MAX);
     }
 
     fn create(&mut self, number: u32) {
@@ -211,7 +223,7 @@ impl<'a> Player<'a> {
             let Part { tenant, device, .. } = self.scenario.parts[index(waiting.part)];
             let Some(part) = self.refs[index(waiting.part)] else { continue };
             if refusal.is_some() {
-                self.counts.unserved += 1;
+                self.counts.unserved += u64::from(waiting.of_use.is_some());
                 continue;
             }
             self.shell.end_call(tenant, waiting.call);

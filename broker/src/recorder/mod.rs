@@ -64,6 +64,22 @@ pub enum TraceRefusal {
     Ended,
 }
 
+/// A recording that does not have all parts yet. Without them it is of no use, so it goes if its caller does.
+struct Starting<'a> {
+    recorder: &'a Recorder,
+    is_complete: bool,
+}
+
+impl Drop for Starting<'_> {
+    fn drop(&mut self) {
+        let mut state = self.recorder.state();
+        if !self.is_complete && matches!(*state, State::Recording(_)) {
+            *state = State::Nothing;
+            self.recorder.0.is_recording.store(false, Ordering::Relaxed);
+        }
+    }
+}
+
 impl Recorder {
     /// `clock` is the broker's clock. A trace has up to `records_max` records.
     pub fn new(clock: Clock, records_max: usize) -> Self {
@@ -87,6 +103,7 @@ impl Recorder {
             *state = State::Recording(Box::new(Recording::new(self.0.clock.now(), records_max)));
             self.0.is_recording.store(true, Ordering::Relaxed);
         }
+        let mut starting = Starting { recorder: self, is_complete: false };
         let recorder = self.clone();
         let devices = inbox.read(move |broker| {
             recorder.with(|recording, now| {
@@ -100,7 +117,10 @@ impl Recorder {
             let read = inbox.read(move |broker| recorder.add_existing(broker, after)).await;
             match read.ok_or(TraceRefusal::Ended)? {
                 Some(last) => after = Some(last),
-                None => return Ok(records_max),
+                None => {
+                    starting.is_complete = true;
+                    return Ok(records_max);
+                }
             }
         }
     }

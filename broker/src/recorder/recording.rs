@@ -9,7 +9,7 @@ use std::{
 
 use broker_core::{
     AllocationView, ChannelId, ClientFrame, Command, DaemonFrame, DeviceView, Event, Kind, Notice, PartRef,
-    PartUse, Tier, Time,
+    PartUse, Tier, Time, limits::PART_SIZE_MAX,
 };
 use broker_replay::{End, Names, PartKey, Record, Start, Trace, What};
 use vramd_types::{AllocationId, PartIndex, SessionId};
@@ -28,7 +28,9 @@ pub(super) struct Recording {
     /// Allocations that the trace has, and that are not gone.
     live: BTreeSet<AllocationId>,
     /// Pin calls without an answer.
-    calls: BTreeMap<(ChannelId, u64), Vec<PartRef>>,
+    pub(super) calls: BTreeMap<(ChannelId, u64), Vec<PartRef>>,
+    /// Calls that their clients ended since the last harvest, and before it. Their answers may be on their way.
+    ended_calls: [Vec<(ChannelId, u64)>; 2],
     /// Parts of granted calls, until the next harvest of their use, which is the use of the call.
     granted: BTreeSet<PartRef>,
     /// Parts that sessions keep pinned from harvest to harvest.
@@ -82,14 +84,27 @@ impl Recording {
             return;
         }
         let (tenant, device) = (self.names.tenant(&view.tenant), self.names.device(&view.device));
+        if view.kind == Kind::Fixed {
+            return self.add_fixed(now, view, (tenant, device));
+        }
         for part in &view.parts {
             let key = key(PartRef { allocation: view.id, part: part.index });
             let is_there = part.tier == Tier::Device && !part.dropped;
             let start = if is_there { Start::Device } else { Start::Below };
             self.add(now, What::Allocate { part: key, bytes: part.size.get(), tenant, device, start });
-            // Fixed memory never leaves.
-            if view.kind == Kind::Fixed {
-                self.add(now, What::Hold { part: key });
+        }
+    }
+
+    /// Adds memory that never leaves its device. It has one part of any size, and a trace has none above the maximum.
+    fn add_fixed(&mut self, now: Time, view: &AllocationView, (tenant, device): (u32, u32)) {
+        let mut left = view.size.get();
+        for part in (0..).map(|index| PartRef { allocation: view.id, part: PartIndex(index) }) {
+            let (part, bytes) = (key(part), left.min(PART_SIZE_MAX.get()));
+            self.add(now, What::Allocate { part, bytes, tenant, device, start: Start::Device });
+            self.add(now, What::Hold { part });
+            left -= bytes;
+            if left == 0 {
+                return;
             }
         }
     }
@@ -99,8 +114,16 @@ impl Recording {
             Event::Frame { channel, frame: ClientFrame::Pin { call, parts, .. } } => {
                 self.calls.insert((*channel, *call), parts.clone());
             }
+            Event::Frame { channel, frame: ClientFrame::PinEnded { call } } => {
+                self.ended_calls[0].push((*channel, *call));
+            }
             Event::ChannelEnded { channel } => self.calls.retain(|(of, _), _| of != channel),
-            Event::PartsUsed(uses) => uses.iter().for_each(|used| self.note_use(now, used)),
+            Event::PartsUsed(uses) => {
+                uses.iter().for_each(|used| self.note_use(now, used));
+                let [recent, earlier] = &mut self.ended_calls;
+                let answered = std::mem::replace(earlier, std::mem::take(recent));
+                answered.iter().for_each(|call| _ = self.calls.remove(call));
+            }
             _ => {}
         }
     }

@@ -4,6 +4,7 @@ use broker_core::{
     AllocationView, Cause, ChannelId, ClientFrame, Command, DaemonFrame, Event, Kind, Lifetime, Notice,
     PartRef, PartUse, PartView, Refusal, Tier, Time, WaitEnd,
 };
+use broker_replay::What;
 use vramd_types::{AllocationId, Bytes, DeviceIndex, PartIndex, SessionId};
 
 use super::*;
@@ -138,7 +139,21 @@ fn part_is_held_while_any_session_keeps_it_pinned() {
     recorded.harvest(session(2), 0, false, false);
     let expected = ["use,A,0", "hold,A,0", "use,A,0", "write,A,0", "release,A,0", "use,A,0"];
     assert_eq!(recorded.lines(), expected);
-    assert_eq!(Recorded::new(100, Kind::Fixed).lines(), ["hold,A,0", "hold,A,1"]);
+}
+
+#[test]
+fn fixed_memory_is_held_in_parts_that_a_trace_may_have() {
+    assert_eq!(Recorded::new(100, Kind::Fixed).lines(), ["hold,A,0"]);
+    let mut recorded = Recorded { recording: Recording::new(Time::START, 100), now: 0 };
+    let large = AllocationView { size: Bytes::gib(40), ..view(Kind::Fixed) };
+    recorded.recording.add_allocation(Time::START, &large);
+    let trace = Arc::new(recorded.recording.finish(End::Stopped));
+    let trace = broker_replay::read(trace.pieces().collect::<String>().as_bytes()).unwrap();
+    let sizes = trace.records.iter().filter_map(|record| match record.what {
+        What::Allocate { bytes, .. } => Some(Bytes::new(bytes)),
+        _ => None,
+    });
+    assert_eq!(sizes.collect::<Vec<_>>(), [16, 16, 8].map(Bytes::gib));
 }
 
 #[test]
@@ -184,6 +199,42 @@ fn call_of_an_ended_channel_is_forgotten() {
     let frame = DaemonFrame::PinAnswer { call: 7, refusal: None };
     recorded.command(Command::Send { channel: CHANNEL, frame });
     assert_eq!(recorded.lines(), [""; 0]);
+}
+
+#[test]
+fn ended_call_is_a_use_if_granted_and_forgotten_otherwise() {
+    let mut recorded = Recorded::new(100, Kind::Movable);
+    let granted = DaemonFrame::PinAnswer { call: 7, refusal: None };
+    for call in [7, 8] {
+        let frame = ClientFrame::Pin { call, parts: vec![part(0)], write: false, wait: None };
+        recorded.event(&Event::Frame { channel: CHANNEL, frame });
+        recorded.event(&Event::Frame { channel: CHANNEL, frame: ClientFrame::PinEnded { call } });
+    }
+    recorded.command(Command::Send { channel: CHANNEL, frame: granted });
+    assert_eq!(recorded.recording.calls.len(), 1);
+    for _ in 0..2 {
+        recorded.event(&Event::PartsUsed(Vec::new()));
+    }
+    assert!(recorded.recording.calls.is_empty());
+    assert_eq!(recorded.lines(), ["use,A,0"]);
+}
+
+#[test]
+fn recording_whose_start_is_abandoned_or_fails_is_none() {
+    let recorder = Recorder::new(Clock::start(), 3);
+    let limits =
+        crate::reactor::InboxLimits { client_requests_max: 1, operator_requests_max: 1, reads_max: 1 };
+    let (inbox, queue) = crate::reactor::inbox(limits);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let abandoned = tokio::time::timeout(Duration::from_millis(1), recorder.start(&inbox, None));
+        assert!(abandoned.await.is_err());
+        assert_eq!(recorder.stop().unwrap_err(), TraceRefusal::NotFound);
+        drop(queue);
+        assert_eq!(recorder.start(&inbox, None).await, Err(TraceRefusal::Ended));
+    });
+    assert_eq!(recorder.finished().unwrap_err(), TraceRefusal::NotFound);
+    assert!(!recorder.is_recording());
 }
 
 #[test]

@@ -54,9 +54,14 @@ impl Table {
         }
     }
 
-    /// How far a request is; `None` before the daemon's answer.
-    pub(crate) fn prefetch_state(&self, number: u64) -> Option<PrefetchState> {
-        self.lock().prefetches.states.get(&number).cloned().flatten()
+    /// Returns how far a request is, if the daemon has answered it. One that was pending when its session ended fails.
+    pub(crate) fn prefetch_state(&self, number: u64) -> Result<Option<PrefetchState>> {
+        let state = self.lock();
+        let reached = state.prefetches.states.get(&number).cloned().flatten();
+        match &state.ending {
+            Some(ending) if reached.as_ref().is_none_or(PrefetchState::is_pending) => Err(ending.error()),
+            _ => Ok(reached),
+        }
     }
 
     pub(crate) fn forget_prefetch(&self, number: u64) {

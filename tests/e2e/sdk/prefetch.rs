@@ -140,6 +140,22 @@ fn a_request_waits_for_room_and_can_be_cancelled() {
 }
 
 #[test]
+fn a_pending_request_fails_when_its_session_ends() {
+    let daemon = daemon("8MiB");
+    let (client, other) = (connect(&daemon), connect(&daemon));
+    let wanted = layer(&client, 2, 1);
+    evict(&daemon, &wanted);
+    let held = other.allocate(AllocationRequest::new(Bytes::mib(8)).part_size(Bytes::mib(2))).unwrap();
+    let prefetch = client.prefetch(PrefetchRequest::new().all(&wanted)).unwrap();
+    let session = client.session_id().to_string();
+    assert!(daemon.vramctl().args(["session", "end", &session]).output().unwrap().status.success());
+    assert_eq!(prefetch.wait().unwrap_err().reason(), Some(Reason::SessionLost));
+    assert_eq!(prefetch.state().unwrap_err().reason(), Some(Reason::SessionLost));
+    drop((prefetch, wanted, client, held, other));
+    daemon.drains();
+}
+
+#[test]
 fn bad_requests_are_refused_and_an_ended_session_leaves_none() {
     let daemon = daemon("8MiB");
     let client = connect(&daemon);
