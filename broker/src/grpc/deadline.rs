@@ -1,8 +1,9 @@
 //! Ends calls at their deadline, with DEADLINE_EXCEEDED.
 //!
 //! The deadline is the caller's `grpc-timeout`, but at most the daemon's own maximum. tonic would answer CANCELLED in
-//! both cases, so this layer is inside tonic's and acts first. A submitted mutation is not undone: it completes, and a
-//! retry with its `request_id` gets its answer. Of a stream only the opening has a deadline.
+//! both cases, so this layer is inside tonic's and acts first: nothing that waits may lie between the two, not even the
+//! reading of the request. A submitted mutation is not undone: it completes, and a retry with its `request_id` gets its
+//! answer. Of a stream only the opening has a deadline.
 
 use std::{
     convert::Infallible,

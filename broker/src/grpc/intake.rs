@@ -104,15 +104,32 @@ where
         let mut inner = std::mem::replace(&mut self.inner, fresh);
         let layer = self.layer;
         Box::pin(async move {
+            let unread = Unread(&contact);
             let response = match layer.read(request, &contact, &open_call).await {
-                Ok(request) => inner.call(request).await?,
-                Err(status) => {
-                    contact.end_early();
-                    status.into_http()
+                Ok(request) => {
+                    unread.finish();
+                    inner.call(request).await?
                 }
+                Err(status) => status.into_http(),
             };
             Ok(charged(response, open_call))
         })
+    }
+}
+
+/// A request whose message is still being read. The stream ends early if this is dropped, by a refusal or because the
+/// call is given up.
+struct Unread<'a>(&'a Contact);
+
+impl Unread<'_> {
+    fn finish(self) {
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for Unread<'_> {
+    fn drop(&mut self) {
+        self.0.end_early();
     }
 }
 

@@ -170,8 +170,8 @@ async fn socket(
         .initial_stream_window_size(STREAM_WINDOW_BYTES)
         .layer(MapFutureLayer::new(move |call| calls.clone().during(call)))
         .layer(option_layer(ObserveLayer::new(&options.telemetry)))
-        .layer(intake)
         .layer(DeadlineLayer::new(options.call_timeout, inbox.clone()))
+        .layer(intake)
         .add_routes(routes)
         .serve_with_incoming_shutdown(connections, stop)
         .await?;
