@@ -10,6 +10,10 @@ pub const FRAME_BYTES_MAX: usize = 64 * 1024;
 pub const FDS_PER_PACKET_MAX: usize = 128;
 /// Maximum parts in one `Mapped`, `Unmapped` or `Revoke` frame.
 pub const PARTS_PER_FRAME_MAX: usize = 1024;
+/// Maximum steps of a `Sequence`, and maximum ranges in all its steps together.
+pub const SEQUENCE_STEPS_MAX: usize = 2048;
+/// Maximum parts of all steps of a `Sequence`. A part counts once for each step that names it.
+pub const SEQUENCE_PARTS_MAX: usize = 65_536;
 
 /// The bit of a feature in `Hello.features` and `Welcome.features`.
 pub const fn feature_bit(feature: crate::v1::Feature) -> u64 {
@@ -17,13 +21,17 @@ pub const fn feature_bit(feature: crate::v1::Feature) -> u64 {
 }
 
 /// All features of this build.
-pub const FEATURES: u64 = feature_bit(crate::v1::Feature::StandingMappings) | PINS | PRESSURE | PREFETCH;
+pub const FEATURES: u64 =
+    feature_bit(crate::v1::Feature::StandingMappings) | PINS | PRESSURE | PREFETCH | SEQUENCES;
 
 /// The bit of [`crate::v1::Feature::Pins`].
 pub const PINS: u64 = feature_bit(crate::v1::Feature::Pins);
 
 /// The bit of [`crate::v1::Feature::Prefetch`].
 pub const PREFETCH: u64 = feature_bit(crate::v1::Feature::Prefetch);
+
+/// The bit of [`crate::v1::Feature::Sequences`].
+pub const SEQUENCES: u64 = feature_bit(crate::v1::Feature::Sequences);
 
 /// The bit of [`crate::v1::Feature::Pressure`].
 pub const PRESSURE: u64 = feature_bit(crate::v1::Feature::Pressure);

@@ -12,6 +12,7 @@ use crate::{
     moves::Cause,
     prefetch::PrefetchState,
     pressure::{Pressure, PressureNote},
+    sequence::SequenceState,
     settings::Settings,
     time::Time,
     view::{AllocationView, QuotaView, StoredQuotas},
@@ -191,6 +192,11 @@ pub enum DaemonFrame {
     Prefetch {
         number: u64,
         state: PrefetchState,
+    },
+    /// How far ahead of a sequence of the session the daemon works.
+    Sequence {
+        number: u64,
+        state: SequenceState,
     },
     Drain {
         draining: bool,
@@ -575,6 +581,8 @@ pub enum PrefetchEnd {
     Cancelled,
     /// It was refused after it had been taken, or a fetch failed.
     Failed,
+    /// The program passed the step of its sequence without a use of these parts.
+    Wasted,
 }
 
 /// The caller whose request was refused.

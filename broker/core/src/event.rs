@@ -4,7 +4,7 @@ use std::{ops::RangeInclusive, sync::Arc, time::Duration};
 
 use vramd_types::{AllocationId, Bytes, DeviceIndex, ExtentId, PartIndex, Quantity, SessionId, WaitId};
 
-use crate::{collections::Pair, prefetch::PrefetchSpec, settings::SettingsChange};
+use crate::{collections::Pair, prefetch::PrefetchSpec, sequence::SequenceSpec, settings::SettingsChange};
 
 /// The number of one request. One [`crate::Command::Reply`] with the same number answers it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -178,6 +178,22 @@ pub enum ClientFrame {
     },
     /// The client no longer wants what it asked for by that number.
     PrefetchCancelled {
+        number: u64,
+    },
+    /// The client declares in which order it will use parts.
+    Sequence {
+        /// Greater than the number of any earlier sequence of the session.
+        number: u64,
+        spec: SequenceSpec,
+    },
+    /// The program begins a step of that sequence, and has ended all earlier ones.
+    SequenceStepBegun {
+        number: u64,
+        /// Counted over all passes, from 0.
+        step: u64,
+    },
+    /// The client no longer needs that sequence.
+    SequenceEnded {
         number: u64,
     },
     /// The client has pinned the set through its words, or has given up the call.

@@ -63,7 +63,25 @@ pub const PREFETCH_BYTES_UNDER_WAY: Bytes = Bytes::mib(512);
 /// How long after parts may leave that could not before the daemon tries queued prefetch requests again.
 pub const PREFETCH_RETRY: Duration = Duration::from_millis(2);
 
-/// The most parts that one `Pin`, or one `Prefetch`, names.
+/// The most steps of a sequence, and the most ranges of all its steps.
+pub const SEQUENCE_STEPS_MAX: usize = 2048;
+
+/// The most parts of all steps of a sequence. A part counts once for each step that uses it.
+pub const SEQUENCE_PARTS_MAX: usize = 65_536;
+
+/// The most sequences of a session that have not ended.
+pub const SEQUENCES_PER_SESSION_MAX: usize = 64;
+
+/// The most parts of the sequences of a tenant, counted as in [`SEQUENCE_PARTS_MAX`].
+pub const SEQUENCE_PARTS_PER_TENANT_MAX: usize = 16 * SEQUENCE_PARTS_MAX;
+
+/// How many steps ahead of a sequence the daemon works at least, if they fit.
+pub const SEQUENCE_AHEAD_MIN: u64 = 2;
+
+/// How many steps ahead of a sequence the daemon works at most.
+pub const SEQUENCE_AHEAD_MAX: u64 = 64;
+
+/// The most parts that one `Pin`, one `Prefetch` or one step of a sequence names.
 pub const PIN_PARTS_MAX: usize = 1024;
 
 /// The most parts of one allocation. A table of them stays small beside the memory that it describes.

@@ -12,7 +12,7 @@ use std::{
 use crate::purity::source_files;
 
 /// From the lowest to the highest.
-const LAYERS: [&str; 16] = [
+const LAYERS: [&str; 17] = [
     "shared",
     "calls",
     "extents",
@@ -20,6 +20,7 @@ const LAYERS: [&str; 16] = [
     "moves",
     "line",
     "prefetch",
+    "sequence",
     "pins",
     "allocation",
     "after_revocation",

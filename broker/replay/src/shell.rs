@@ -280,7 +280,8 @@ impl Shell {
             | DaemonFrame::Lost(_)
             | DaemonFrame::Drain { .. }
             | DaemonFrame::Pressure(_)
-            | DaemonFrame::Prefetch { .. } => return,
+            | DaemonFrame::Prefetch { .. }
+            | DaemonFrame::Sequence { .. } => return,
         };
         self.ready.push_back(Event::Frame { channel, frame });
     }

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use broker_core::{
-    self as core, DaemonFrame, MapPart, PartRef, PrefetchSpec, PrefetchState, PressureNote, RevokeReason,
-    UnmappedPart,
+    self as core, DaemonFrame, MapPart, PartRange, PartRef, PrefetchSpec, PrefetchState, PressureNote,
+    RevokeReason, SequenceSpec, SequenceState, SequenceWindow, UnmappedPart,
 };
 use broker_driver::Export;
 use prost::Message;
@@ -88,6 +88,10 @@ pub fn encode(frame: &DaemonFrame, context: Context<'_>) -> Result<OutFrame, Unk
             prefetch_id: *number,
             step: Some(prefetch_step(state)),
         }),
+        DaemonFrame::Sequence { number, state } => Frame::SequenceProgress(v1::SequenceProgress {
+            sequence_id: *number,
+            step: Some(sequence_step(state)),
+        }),
         DaemonFrame::Drain { draining } => Frame::Drain(v1::Drain { draining: *draining }),
         DaemonFrame::Pressure(note) => {
             note_of = Some((note.device, note.tier));
@@ -118,6 +122,19 @@ fn prefetch_step(state: &PrefetchState) -> v1::prefetch_progress::Step {
             Step::Cancelled(v1::PrefetchCancelledBy { by_operator: *by_operator })
         }
         PrefetchState::Refused(refusal) => Step::Refused(super::refusal_frames::of_core(refusal)),
+    }
+}
+
+fn sequence_step(state: &SequenceState) -> v1::sequence_progress::Step {
+    use v1::sequence_progress::Step;
+    match state {
+        SequenceState::Window(SequenceWindow { steps, bytes, shortened }) => {
+            Step::Window(v1::SequenceWindow { steps: *steps, bytes: bytes.get(), shortened: *shortened })
+        }
+        SequenceState::Refused(refusal) => Step::Refused(super::refusal_frames::of_core(refusal)),
+        SequenceState::Ended { by_operator } => {
+            Step::Ended(v1::SequenceEndedBy { by_operator: *by_operator })
+        }
     }
 }
 
@@ -226,6 +243,17 @@ pub fn decode(packet: &[u8]) -> Result<Received, String> {
         Some(Frame::PrefetchCancelled(cancelled)) => {
             Ok(Received::plain(core::ClientFrame::PrefetchCancelled { number: cancelled.prefetch_id }))
         }
+        Some(Frame::Sequence(declared)) => {
+            let number = declared.sequence_id;
+            Ok(Received::plain(core::ClientFrame::Sequence { number, spec: sequence(&declared) }))
+        }
+        Some(Frame::SequenceStepBegun(begun)) => Ok(Received::plain(core::ClientFrame::SequenceStepBegun {
+            number: begun.sequence_id,
+            step: begun.step,
+        })),
+        Some(Frame::SequenceEnded(ended)) => {
+            Ok(Received::plain(core::ClientFrame::SequenceEnded { number: ended.sequence_id }))
+        }
         Some(Frame::PinEnded(ended)) => {
             Ok(Received::plain(core::ClientFrame::PinEnded { call: ended.call_id }))
         }
@@ -246,6 +274,17 @@ fn bounded(parts: usize) -> Result<(), String> {
             protocol::PARTS_PER_FRAME_MAX
         )),
     }
+}
+
+/// The core bounds it.
+fn sequence(declared: &v1::Sequence) -> SequenceSpec {
+    let range = |range: &v1::PartRange| PartRange {
+        allocation: AllocationId::from_shown(range.allocation_id),
+        first: PartIndex(range.first_part),
+        count: range.part_count,
+    };
+    let steps = declared.steps.iter().map(|step| step.ranges.iter().map(range).collect());
+    SequenceSpec { steps: steps.collect(), passes: declared.passes }
 }
 
 fn core_part(part: &v1::PartRef) -> PartRef {

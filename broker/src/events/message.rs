@@ -371,6 +371,7 @@ fn prefetch_end(end: PrefetchEnd) -> v1::prefetch_event::End {
         PrefetchEnd::Dropped => End::Dropped,
         PrefetchEnd::Cancelled => End::Cancelled,
         PrefetchEnd::Failed => End::Failed,
+        PrefetchEnd::Wasted => End::Wasted,
     }
 }
 

@@ -50,7 +50,10 @@ impl ScheduledRevocations {
             ClientFrame::WordsMapped
             | ClientFrame::PinEnded { .. }
             | ClientFrame::Prefetch { .. }
-            | ClientFrame::PrefetchCancelled { .. } => {}
+            | ClientFrame::PrefetchCancelled { .. }
+            | ClientFrame::Sequence { .. }
+            | ClientFrame::SequenceStepBegun { .. }
+            | ClientFrame::SequenceEnded { .. } => {}
         }
     }
 

@@ -98,9 +98,10 @@ pub const ATTRIBUTES: &[(&str, &str)] = &[
     ),
     (
         PREFETCH_OUTCOME,
-        "`ready`: all parts were on their device in time. `late`: after the deadline. `dropped`: a part left again before any session \
-         used it; the request may count as `ready` too. `cancelled`: by the client, an operator or the end of the session. `failed`: a \
-         fetch failed, or the memory was freed",
+        "`ready`: all parts were on their device in time. `late`: after the deadline, or the program had begun the step that they are for. \
+         `dropped`: a part left again before any session used it; the request may count as `ready` too. `cancelled`: by the client, an \
+         operator or the end of the session. `failed`: a fetch failed, or the memory was freed. `wasted`: the program passed the step of \
+         its sequence without a use of them",
     ),
     (REFUSAL_REASON, "A reason of [the page of errors](errors.md)"),
     (REFUSAL_SCOPE, "The refused object: a `call`, one `item` of a batch, a `channel`, or a `pin` set"),

@@ -34,12 +34,13 @@ impl Scope {
 }
 
 /// The ends of prefetch requests in the order of their type, with the values of [`super::metrics::PREFETCH_OUTCOME`].
-const PREFETCH_ENDS: [(PrefetchEnd, &str); 5] = [
+const PREFETCH_ENDS: [(PrefetchEnd, &str); 6] = [
     (PrefetchEnd::Ready, "ready"),
     (PrefetchEnd::Late, "late"),
     (PrefetchEnd::Dropped, "dropped"),
     (PrefetchEnd::Cancelled, "cancelled"),
     (PrefetchEnd::Failed, "failed"),
+    (PrefetchEnd::Wasted, "wasted"),
 ];
 
 #[derive(Debug)]

@@ -30,7 +30,8 @@ pub fn decode(packet: &[u8]) -> Result<Frame, String> {
         | Frame::Refused(_)
         | Frame::Drain(_)
         | Frame::PinAnswer(_)
-        | Frame::PrefetchProgress(_) => {}
+        | Frame::PrefetchProgress(_)
+        | Frame::SequenceProgress(_) => {}
     }
     Ok(frame)
 }

@@ -162,7 +162,8 @@ impl Shell {
             | DaemonFrame::Refused(_)
             | DaemonFrame::Drain { .. }
             | DaemonFrame::Pressure(_)
-            | DaemonFrame::Prefetch { .. } => return,
+            | DaemonFrame::Prefetch { .. }
+            | DaemonFrame::Sequence { .. } => return,
         };
         self.send(Event::Frame { channel, frame });
     }

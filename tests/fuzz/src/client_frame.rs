@@ -4,7 +4,7 @@
 //! reason. Nothing is lost or reordered, and an accepted frame can be written and reads the same again. A
 //! refusal names its reason in one short line, since it goes to the log and back to the client.
 
-use broker_core::{ClientFrame, PartRef, UnmappedPart};
+use broker_core::{ClientFrame, PartRange, PartRef, UnmappedPart};
 use prost::Message as _;
 use vramd::channel::frame_codec::{self, Received};
 use vramd_proto::v1::{self, client_frame::Frame};
@@ -45,6 +45,7 @@ fn is_allowed(frame: &Frame) -> bool {
         Frame::Hello(_) => true,
         Frame::WordsMapped(_) | Frame::PinEnded(_) => true,
         Frame::PrefetchCancelled(_) => true,
+        Frame::Sequence(_) | Frame::SequenceStepBegun(_) | Frame::SequenceEnded(_) => true,
         Frame::Pin(pin) => count(pin.parts.len()),
         Frame::Prefetch(asked) => count(asked.parts.len()) && asked.priority <= 255,
         Frame::Mapped(mapped) => count(mapped.parts.len()),
@@ -81,6 +82,21 @@ fn written(received: &Received) -> Frame {
         Received::Frame { frame: ClientFrame::PrefetchCancelled { number }, .. } => {
             Frame::PrefetchCancelled(v1::PrefetchCancelled { prefetch_id: *number })
         }
+        Received::Frame { frame: ClientFrame::Sequence { number, spec }, .. } => {
+            let steps =
+                spec.steps.iter().map(|step| v1::SequenceStep { ranges: step.iter().map(range).collect() });
+            Frame::Sequence(v1::Sequence {
+                sequence_id: *number,
+                steps: steps.collect(),
+                passes: spec.passes,
+            })
+        }
+        Received::Frame { frame: ClientFrame::SequenceStepBegun { number, step }, .. } => {
+            Frame::SequenceStepBegun(v1::SequenceStepBegun { sequence_id: *number, step: *step })
+        }
+        Received::Frame { frame: ClientFrame::SequenceEnded { number }, .. } => {
+            Frame::SequenceEnded(v1::SequenceEnded { sequence_id: *number })
+        }
         Received::Frame { frame: ClientFrame::PinEnded { call }, .. } => {
             Frame::PinEnded(v1::PinEnded { call_id: *call })
         }
@@ -90,6 +106,14 @@ fn written(received: &Received) -> Frame {
         Received::Frame { frame: ClientFrame::Unmapped(parts), .. } => {
             Frame::Unmapped(v1::Unmapped { parts: parts.iter().map(unmapped).collect() })
         }
+    }
+}
+
+fn range(range: &PartRange) -> v1::PartRange {
+    v1::PartRange {
+        allocation_id: range.allocation.get(),
+        first_part: range.first.0,
+        part_count: range.count,
     }
 }
 

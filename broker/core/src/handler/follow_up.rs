@@ -70,7 +70,7 @@ impl Broker {
                 if self.line.contains(Waiter::Part(part)) {
                     self.follow_ups.add(Work::CheckWaiter(part));
                 }
-                if self.moves.prefetches.is_named(part) {
+                if self.moves.prefetches.is_named(part) || self.moves.sequences.is_named(part) {
                     self.follow_ups.add(Work::CheckPrefetches(part));
                 }
             }
@@ -211,7 +211,10 @@ impl Broker {
                 self.scan_front();
                 self.begin_prefetches_if_queued();
             }
-            Work::CheckPrefetches(part) => self.check_prefetches_of(part),
+            Work::CheckPrefetches(part) => {
+                self.check_sequences_of(part);
+                self.check_prefetches_of(part);
+            }
             Work::CompletePrefetch(id) => self.complete_prefetch(id),
             Work::BeginPrefetches => self.begin_prefetches(),
             Work::UpdatePressure(place) => self.update_pressure(place),

@@ -12,6 +12,7 @@
 //! - [`moves`]: parts that move between tiers
 //! - [`line`]: the line of waiters for room on devices, and the choice of victims
 //! - [`prefetch`]: parts that clients ask for ahead of their use
+//! - [`sequence`]: the order in which clients will use parts, and the requests ahead of it
 //! - [`pins`]: pin calls, and the use of parts that sessions write into their pin words
 //! - [`allocation`]: an allocation from its request to the return of its memory
 //! - [`after_revocation`], [`scan`]: a revocation that has ended; the walk along the line
@@ -55,6 +56,7 @@ mod pins;
 mod prefetch;
 mod requests;
 mod scan;
+mod sequence;
 mod shared;
 mod timers;
 

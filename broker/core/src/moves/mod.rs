@@ -30,7 +30,7 @@ pub use state::{MigrationEvent, MigrationState};
 pub(crate) use write_back::{WriteBack, WriteBacks};
 pub use write_back::{WriteBackEvent, WriteBackState};
 
-use crate::{event::PartRef, prefetch::Prefetches};
+use crate::{event::PartRef, prefetch::Prefetches, sequence::Sequences};
 
 /// The cause of a migration or write-back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -77,6 +77,8 @@ pub(crate) struct Moves {
     pub(crate) attach_waiters: AttachWaiters,
     /// Parts that clients asked for ahead of their use.
     pub(crate) prefetches: Prefetches,
+    /// The order in which clients will use parts.
+    pub(crate) sequences: Sequences,
     ended: VecDeque<MoveReport>,
     drop_counts: BTreeMap<PartRef, u64>,
     operator_holds: BTreeSet<PartRef>,

@@ -22,12 +22,17 @@ use std::{
 
 use vramd_types::{AllocationId, Bytes, DeviceIndex, PartIndex, SessionId};
 
-use crate::{error::Refusal, event::PartRef, moves::Cause, tenancy::TenantId, time::Time};
+use crate::{
+    error::Refusal, event::PartRef, moves::Cause, sequence::SequencePlace, tenancy::TenantId, time::Time,
+};
 pub(crate) use queue::Queues;
 pub(crate) use speed::Speed;
 
 /// A prefetch request, by its session and the number that the client gave it.
 pub(crate) type PrefetchId = (SessionId, u64);
+
+/// The first number of requests that the daemon makes for sequences. Those of clients are smaller.
+pub(crate) const OWN_REQUESTS: u64 = 1 << 63;
 
 /// The content of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -95,6 +100,10 @@ pub(crate) struct Prefetch {
     pub(crate) since: Time,
     pub(crate) deadline: Option<Time>,
     pub(crate) priority: u8,
+    /// If the daemon made it for a step of a sequence.
+    pub(crate) place: Option<SequencePlace>,
+    /// Whether the program has begun that step, so that all its parts count as used.
+    pub(crate) in_use: bool,
     pub(crate) phase: Phase,
 }
 
@@ -111,12 +120,21 @@ pub(crate) enum Phase {
     Arrived {
         unused: BTreeSet<PartRef>,
         at: Time,
+        left_out: u32,
     },
 }
 
 impl Prefetch {
     pub(crate) const fn is_queued(&self) -> bool {
         matches!(self.phase, Phase::Queued(_))
+    }
+
+    /// Whether some of its parts found no room when it began.
+    pub(crate) const fn has_left_out(&self) -> bool {
+        match self.phase {
+            Phase::Queued(_) => false,
+            Phase::Fetching { left_out, .. } | Phase::Arrived { left_out, .. } => left_out > 0,
+        }
     }
 
     /// Whether its deadline is over.
@@ -170,7 +188,7 @@ impl Prefetches {
         self.requests.iter().map(|(id, request)| (*id, request))
     }
 
-    /// The requests of a session, and of a tenant, that have not ended.
+    /// The requests that a session, and that a tenant, has made and that have not ended.
     pub(crate) fn counts(&self, session: SessionId, tenant: TenantId) -> (usize, usize) {
         let count = |found: Option<&usize>| found.copied().unwrap_or_default();
         (count(self.by_session.get(&session)), count(self.by_tenant.get(&tenant)))
@@ -178,10 +196,12 @@ impl Prefetches {
 
     /// Queues a request.
     pub(crate) fn insert(&mut self, id: PrefetchId, request: Prefetch) {
-        self.untold.insert(id);
         self.by_part.extend(request.parts.iter().map(|part| (*part, id)));
-        *self.by_session.entry(id.0).or_default() += 1;
-        *self.by_tenant.entry(request.tenant).or_default() += 1;
+        if request.place.is_none() {
+            self.untold.insert(id);
+            *self.by_session.entry(id.0).or_default() += 1;
+            *self.by_tenant.entry(request.tenant).or_default() += 1;
+        }
         self.queues.enter(id, &request);
         self.requests.insert(id, request);
     }
@@ -192,8 +212,10 @@ impl Prefetches {
         for part in &request.parts {
             self.by_part.remove(&(*part, id));
         }
-        lower(&mut self.by_session, id.0);
-        lower(&mut self.by_tenant, request.tenant);
+        if request.place.is_none() {
+            lower(&mut self.by_session, id.0);
+            lower(&mut self.by_tenant, request.tenant);
+        }
         if request.is_queued() {
             self.queues.leave(id, &request);
         }
@@ -271,6 +293,11 @@ impl Prefetches {
         self.tried.clear();
     }
 
+    /// Lets a queued request be tried again.
+    pub(crate) fn retry(&mut self, id: PrefetchId) {
+        self.tried.remove(&id);
+    }
+
     /// Takes a request out of its queue: these parts are there, those are on their way, and others found no room.
     pub(crate) fn begin(
         &mut self,
@@ -282,7 +309,9 @@ impl Prefetches {
         let Some(request) = self.requests.get_mut(&id) else { return };
         self.queues.leave(id, request);
         request.phase = Phase::Fetching { missing, unused: there, left_out };
-        self.untold.insert(id);
+        if request.place.is_none() {
+            self.untold.insert(id);
+        }
     }
 
     /// Records that a move brings the part for a request.
@@ -303,12 +332,12 @@ impl Prefetches {
 
     /// Records that a part has arrived. Returns whether the request has all its parts with that.
     pub(crate) fn record_arrival(&mut self, id: PrefetchId, part: PartRef) -> bool {
-        let Some(Prefetch { phase: Phase::Fetching { missing, unused, .. }, .. }) =
+        let Some(Prefetch { phase: Phase::Fetching { missing, unused, .. }, in_use, .. }) =
             self.requests.get_mut(&id)
         else {
             return false;
         };
-        if missing.remove(&part) {
+        if missing.remove(&part) && !*in_use {
             unused.insert(part);
         }
         missing.is_empty()
@@ -325,7 +354,7 @@ impl Prefetches {
         let request = self.requests.get_mut(&id)?;
         let Phase::Fetching { unused, left_out, .. } = &mut request.phase else { return None };
         let (unused, left_out) = (std::mem::take(unused), *left_out);
-        request.phase = Phase::Arrived { unused, at: now };
+        request.phase = Phase::Arrived { unused, at: now, left_out };
         self.untold.remove(&id);
         Some(left_out)
     }
@@ -340,17 +369,30 @@ impl Prefetches {
     pub(crate) fn record_use(&mut self, part: PartRef, now: Time) -> Vec<(PrefetchId, FirstUse)> {
         let mut uses = Vec::new();
         for id in self.naming(part) {
-            let Some(request) = self.requests.get_mut(&id) else { continue };
+            let Some(request) = self.requests.get_mut(&id).filter(|it| it.place.is_none()) else { continue };
             let (was_there, at) = match &mut request.phase {
                 Phase::Queued(_) => (false, now),
                 Phase::Fetching { unused, .. } => (unused.remove(&part), now),
-                Phase::Arrived { unused, at } => (unused.remove(&part), *at),
+                Phase::Arrived { unused, at, .. } => (unused.remove(&part), *at),
             };
             if was_there {
                 uses.push((id, FirstUse { tenant: request.tenant, lead: now.since(at) }));
             }
         }
         uses
+    }
+
+    /// Takes all parts of a request as used: the program has begun its step. From then on the request is late. Returns
+    /// the parts that lay unused, and for how long.
+    pub(crate) fn use_all(&mut self, id: PrefetchId, now: Time) -> (BTreeSet<PartRef>, Duration) {
+        let Some(request) = self.requests.get_mut(&id) else { return Default::default() };
+        request.in_use = true;
+        request.deadline = Some(now);
+        match &mut request.phase {
+            Phase::Queued(_) => Default::default(),
+            Phase::Fetching { unused, .. } => (std::mem::take(unused), Duration::ZERO),
+            Phase::Arrived { unused, at, .. } => (std::mem::take(unused), now.since(*at)),
+        }
     }
 
     /// Whether the part lies on its device for this request, unused so far.
@@ -382,7 +424,19 @@ impl Prefetch {
     ) -> Self {
         let PrefetchSpec { parts, whole, priority, .. } = spec;
         let phase = Phase::Queued(Deferral::Behind);
-        Self { tenant, device, parts, bytes, whole, since, deadline, priority, phase }
+        let (place, in_use) = (None, false);
+        Self { tenant, device, parts, bytes, whole, since, deadline, priority, place, in_use, phase }
+    }
+
+    /// A request of the daemon's own for a step of a sequence. Parts that find no room are left out.
+    pub(crate) fn of_sequence(
+        place: SequencePlace,
+        (tenant, device, bytes): (TenantId, DeviceIndex, Bytes),
+        parts: Vec<PartRef>,
+        since: Time,
+    ) -> Self {
+        let spec = PrefetchSpec { parts, whole: false, within: None, priority: 0 };
+        Self { place: Some(place), ..Self::new(tenant, (device, bytes), spec, (since, None)) }
     }
 }
 
@@ -414,6 +468,8 @@ pub struct PrefetchView {
     pub since: Time,
     pub deadline: Option<Time>,
     pub priority: u8,
+    /// If the daemon made it for a step of a sequence.
+    pub place: Option<SequencePlace>,
     pub phase: PrefetchPhase,
 }
 

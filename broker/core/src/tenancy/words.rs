@@ -19,6 +19,8 @@ pub(crate) struct Words {
     pub(crate) last_call: Option<u64>,
     /// The number of its last prefetch request.
     pub(crate) last_prefetch: Option<u64>,
+    /// The number of its last sequence.
+    pub(crate) last_sequence: Option<u64>,
     /// Its pin calls that have not ended.
     pub(crate) calls: usize,
     /// The number of parts of these calls.
@@ -34,6 +36,7 @@ impl Words {
             unmap_deadline: None,
             last_call: None,
             last_prefetch: None,
+            last_sequence: None,
             calls: 0,
             call_parts: 0,
         }

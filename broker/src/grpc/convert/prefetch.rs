@@ -29,5 +29,6 @@ pub(in crate::grpc) fn prefetch(view: &PrefetchView, started_at: SystemTime) -> 
         priority: view.priority.into(),
         phase: phase.into(),
         deferred: deferred.into(),
+        sequence: view.place.map(|place| v1::SequencePlace { sequence_id: place.sequence, step: place.step }),
     }
 }

@@ -69,6 +69,7 @@ fn rows(entries: &[v1::PrefetchEntry], names: &DeviceNames) -> String {
             Column::number("AGE"),
             Column::text("DEADLINE"),
             Column::number("PRIORITY"),
+            Column::text("SEQUENCE"),
             Column::text("STATE"),
         ],
         entries.iter().map(|it| {
@@ -84,6 +85,8 @@ fn rows(entries: &[v1::PrefetchEntry], names: &DeviceNames) -> String {
                 age(it.began_at.as_ref()),
                 until(it.deadline.as_ref()),
                 it.priority.to_string(),
+                it.sequence
+                    .map_or_else(|| "-".to_owned(), |of| format!("{}, step {}", of.sequence_id, of.step)),
                 state(it),
             ]
         }),
@@ -146,5 +149,7 @@ fn to_json(entry: &v1::PrefetchEntry) -> Value {
         "priority": entry.priority,
         "phase": phase_name(entry.phase()),
         "deferred": deferral_name(entry.deferred()),
+        "sequence_id": entry.sequence.map(|of| of.sequence_id),
+        "sequence_step": entry.sequence.map(|of| of.step),
     })
 }

@@ -233,7 +233,7 @@ impl Oracle {
                     self.check_prefetch_frame(*channel, *number, state);
                 }
                 DaemonFrame::Pressure(note) => self.check_pressure_frame(*channel, note),
-                DaemonFrame::Refused(_) | DaemonFrame::Drain { .. } => {}
+                DaemonFrame::Refused(_) | DaemonFrame::Drain { .. } | DaemonFrame::Sequence { .. } => {}
             },
             Command::CloseChannel { channel } => _ = self.facts.open_channels.remove(channel),
             Command::ForgetProcess { channel } => self.record_forgotten_process(*channel),

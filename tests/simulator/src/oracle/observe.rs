@@ -189,6 +189,9 @@ impl Oracle {
             ClientFrame::PinEnded { call } => self.record_pin_end(id, *call),
             ClientFrame::Prefetch { number, spec } => self.record_prefetch(id, *number, spec),
             ClientFrame::PrefetchCancelled { number } => self.record_prefetch_cancel(id, *number),
+            ClientFrame::Sequence { .. }
+            | ClientFrame::SequenceStepBegun { .. }
+            | ClientFrame::SequenceEnded { .. } => true,
         };
         self.step.offender = (!fits).then_some(id);
     }

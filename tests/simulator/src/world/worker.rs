@@ -48,7 +48,8 @@ impl World {
             DaemonFrame::Lost(_)
             | DaemonFrame::Drain { .. }
             | DaemonFrame::Pressure(_)
-            | DaemonFrame::Prefetch { .. } => {}
+            | DaemonFrame::Prefetch { .. }
+            | DaemonFrame::Sequence { .. } => {}
         }
         self.wake_worker(id);
     }

@@ -236,7 +236,9 @@ impl Broker {
         }
         self.forget_unmapped(id);
         self.forget_attach_waiters(id);
-        for part in self.moves.prefetches.named_parts_of(id) {
+        let mut named = self.moves.prefetches.named_parts_of(id);
+        named.extend(self.moves.sequences.first_parts_of(id));
+        for part in named {
             self.follow_ups.push(Fact::PrefetchedPartFreed(part));
         }
         self.moves.forget(id);

@@ -3,6 +3,10 @@
 //! The policy says which tenant is next: each place of a tenant in the policy's order is taken by that tenant's next
 //! part, by its rank, and among parts of one rank in the policy's order. There in turn, each place of a part with a
 //! pattern is taken by the next part of its allocation in the order of the pattern.
+//!
+//! Parts of the tenant's sequences have a known next use, which counts before all advice. Those beyond the windows come
+//! first, and those that are in use or in a window come last, each the farthest next use first. The walk goes along the
+//! steps of the sequences, from the farthest to the nearest, so the first victims cost no look at all other parts.
 
 use std::collections::BTreeMap;
 
@@ -19,15 +23,44 @@ type Parts<'a> = Box<dyn Iterator<Item = PartRef> + 'a>;
 
 impl Broker {
     /// The parts of a device without known pins, first the best victim. It costs a walk along the policy's order for
-    /// each rank that a tenant's parts have.
+    /// each rank that a tenant's parts have, and one along the steps of its sequences.
     pub(crate) fn advised_order(&self, device: DeviceIndex) -> impl Iterator<Item = PartRef> {
         let mut by_tenant: BTreeMap<TenantId, Option<Parts<'_>>> = BTreeMap::new();
         self.usage.residents.order(device).filter_map(move |part| {
             let Some(tenant) = self.tenant_of(part) else { return Some(part) };
-            match by_tenant.entry(tenant).or_insert_with(|| self.by_rank(device, tenant)) {
+            match by_tenant.entry(tenant).or_insert_with(|| self.own_order(device, tenant)) {
                 Some(own) => own.next(),
                 None => Some(part),
             }
+        })
+    }
+
+    /// The tenant's parts in the order in which they leave, if that is not the policy's.
+    fn own_order(&self, device: DeviceIndex, tenant: TenantId) -> Option<Parts<'_>> {
+        let by_rank = self.by_rank(device, tenant);
+        if !self.moves.sequences.has_any(tenant) {
+            return by_rank;
+        }
+        let of_tenant = move |part: &PartRef| self.tenant_of(*part) == Some(tenant);
+        let others =
+            by_rank.unwrap_or_else(|| Box::new(self.usage.residents.order(device).filter(of_tenant)));
+        let others = others.filter(move |part| self.moves.sequences.need_of(tenant, *part).is_none());
+        let (later, ahead) = (self.by_need(device, tenant, false), self.by_need(device, tenant, true));
+        Some(Box::new(later.chain(others).chain(ahead)))
+    }
+
+    /// Parts of the tenant's sequences that are needed in a window, or beyond: first the one that is needed last.
+    fn by_need(
+        &self,
+        device: DeviceIndex,
+        tenant: TenantId,
+        is_ahead: bool,
+    ) -> impl Iterator<Item = PartRef> {
+        let residents = &self.usage.residents;
+        let parts = self.moves.sequences.by_need((tenant, device), is_ahead);
+        parts.filter(move |part| {
+            let is_own = self.tenant_of(*part) == Some(tenant);
+            is_own && residents.is_listed(*part) && residents.is_candidate(*part)
         })
     }
 

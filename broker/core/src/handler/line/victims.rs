@@ -28,6 +28,7 @@ use crate::{
     limits::ASKED_AHEAD_MAX,
     line::{Footprint, Need, RoomPlan, Unmet},
     pool::Age,
+    prefetch::Prefetch,
     tenancy::{Arrival, Doubt, Session, TenantId},
 };
 
@@ -83,7 +84,7 @@ struct Beneficiary {
 
 impl<'a> VictimChooser<'a> {
     fn on_device(broker: &'a Broker, device: DeviceIndex) -> Option<Self> {
-        let is_advised = !broker.usage.advice.is_empty();
+        let is_advised = !broker.usage.advice.is_empty() || !broker.moves.sequences.is_empty();
         planted!(broker, AdviceIgnored => is_advised = false);
         match is_advised {
             true => Self::among(broker, device, broker.advised_order(device)),
@@ -433,12 +434,16 @@ impl Broker {
     /// Plans what leaves a device so that parts which clients ask for ahead find room, each by itself. Only memory that is
     /// worth less may leave: of the tenants of these parts, parts of no higher rank by advice; of other tenants, cold
     /// parts. No part leaves that another request brings.
+    ///
+    /// Parts of sequences have no rank. For a request of a sequence leave those that the tenant needs later than the
+    /// request's own, and for others those that it needs beyond the windows.
     pub(crate) fn plan_for_prefetch(
         &self,
         device: DeviceIndex,
-        asked: &[PartRef],
+        (session, request): (SessionId, &Prefetch),
         needs: &[Need],
     ) -> (RoomPlan, Vec<Result<(), Shortage>>) {
+        let asked = &request.parts;
         if needs.is_empty() {
             return Default::default();
         }
@@ -449,12 +454,20 @@ impl Broker {
         let asked: BTreeSet<PartRef> = asked.iter().copied().collect();
         let cold_after = self.node.settings.pressure.cold_after;
         let cold_since = (!cold_after.is_zero()).then(|| now.before(cold_after));
+        let needed_in = request.place.and_then(|place| {
+            let sequence = self.moves.sequences.get((session, place.sequence))?;
+            Some((request.tenant, sequence.need_at(place.step).steps))
+        });
         let is_worth_less = |part: &PartRef| {
-            let is_own = self.footprint_of(*part).is_some_and(|footprint| own.contains(&footprint.tenant));
+            let tenant = self.footprint_of(*part).map(|footprint| footprint.tenant);
             planted!(self, PrefetchEvictsHot => return !asked.contains(part));
-            match is_own {
-                true => Some(rank_of(*part)) <= rank,
-                false => self.usage.residents.last_use(*part) < cold_since,
+            let Some(tenant) = tenant.filter(|tenant| own.contains(tenant)) else {
+                return self.usage.residents.last_use(*part) < cold_since;
+            };
+            match (self.moves.sequences.need_of(tenant, *part), needed_in) {
+                (None, _) => Some(rank_of(*part)) <= rank,
+                (Some(need), Some((of, steps))) if of == tenant => need.steps > steps,
+                (Some(need), _) => !need.is_ahead,
             }
         };
         let parts = self.advised_order(device).filter(|part| {

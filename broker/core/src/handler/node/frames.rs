@@ -29,6 +29,9 @@ impl Broker {
             ClientFrame::PinEnded { call } => self.on_pin_ended(id, call),
             ClientFrame::Prefetch { number, spec } => self.on_prefetch(id, number, spec),
             ClientFrame::PrefetchCancelled { number } => self.on_prefetch_cancelled(id, number),
+            ClientFrame::Sequence { number, spec } => self.on_sequence(id, number, spec),
+            ClientFrame::SequenceStepBegun { number, step } => self.on_sequence_step(id, number, step),
+            ClientFrame::SequenceEnded { number } => self.on_sequence_ended(id, number),
         };
         planted!(self, WrongAnswerAccepted => taken = Ok(()));
         if let Err(problem) = taken {

@@ -194,6 +194,7 @@ impl Broker {
             session.channel_open = false;
         }
         self.end_pins_of(id);
+        self.end_sequences_of(id);
         self.end_prefetches_of(id);
         self.drop_unsent(id);
         self.note_revocations_of(id);
@@ -247,6 +248,7 @@ impl Broker {
     pub(crate) fn remove_session(&mut self, id: SessionId, event: SessionEvent) {
         self.advance_session(id, event, None);
         self.end_pins_of(id);
+        self.end_sequences_of(id);
         self.end_prefetches_of(id);
         self.drop_unsent(id);
         let Some(session) = self.sessions.remove(id) else { return };

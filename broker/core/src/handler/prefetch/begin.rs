@@ -106,8 +106,8 @@ impl Broker {
     /// Begins a request, or makes room for it.
     fn try_prefetch(&mut self, id: PrefetchId) -> Attempt {
         let Some(request) = self.moves.prefetches.get(id) else { return Attempt::Stays };
-        let (device, tenant, whole, parts) =
-            (request.device, request.tenant, request.whole, request.parts.clone());
+        let (device, tenant, parts) = (request.device, request.tenant, request.parts.clone());
+        let whole = request.whole;
         let (mut there, mut coming, mut fetched) = (BTreeSet::new(), BTreeSet::new(), Vec::new());
         for part in parts.iter().copied() {
             match self.moves.migrations.get(part).map(|it| (it.to_tier, it.from_tier, it.cause)) {
@@ -126,7 +126,7 @@ impl Broker {
                 None => _ = there.insert(part),
             }
         }
-        let Ok((fetched, left_out)) = self.make_room_for_prefetch(id, device, fetched, (parts, whole)) else {
+        let Ok((fetched, left_out)) = self.make_room_for_prefetch(id, fetched) else {
             let awaits = self.moves.prefetches.awaits_room(id);
             return if awaits { Attempt::Awaits } else { Attempt::Stays };
         };
@@ -166,10 +166,10 @@ impl Broker {
     fn make_room_for_prefetch(
         &mut self,
         id: PrefetchId,
-        device: DeviceIndex,
         fetched: Vec<PartRef>,
-        (asked, whole): (Vec<PartRef>, bool),
     ) -> Result<(Vec<PartRef>, u32), ()> {
+        let Some(request) = self.moves.prefetches.get(id) else { return Err(()) };
+        let (device, whole) = (request.device, request.whole);
         let mut cached: BTreeMap<(TenantId, Bytes), usize> = BTreeMap::new();
         let (mut ready, mut short) = (Vec::new(), Vec::new());
         for part in fetched {
@@ -188,7 +188,7 @@ impl Broker {
         let arrived = self.pins.after_all();
         let need = |footprint| Need { footprint, arrived, own_cached: Vec::new(), lets_pass: true };
         let needs: Vec<Need> = short.iter().map(|(_, footprint)| need(*footprint)).collect();
-        let (plan, results) = self.plan_for_prefetch(device, &asked, &needs);
+        let (plan, results) = self.plan_for_prefetch(device, (id.0, request), &needs);
         let fits = |at: usize| results.get(at).is_some_and(Result::is_ok);
         let fitting = (0..short.len()).filter(|at| fits(*at)).count();
         let lacks = fitting < short.len();

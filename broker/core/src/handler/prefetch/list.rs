@@ -29,6 +29,7 @@ impl Broker {
                 since: it.since,
                 deadline: it.deadline,
                 priority: it.priority,
+                place: it.place,
                 phase,
             }
         };

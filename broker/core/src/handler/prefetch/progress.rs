@@ -9,6 +9,7 @@ use crate::{
     moves::{Cause, MoveEnd, MoveError, MoveReport},
     pool::ExtentError,
     prefetch::{Phase, PrefetchId, PrefetchState},
+    residency::MapState,
 };
 
 impl Broker {
@@ -71,6 +72,7 @@ impl Broker {
         let Some(is_late) = self.moves.prefetches.get(id).map(|request| request.is_late(now)) else { return };
         planted!(self, LatePrefetchInTime => is_late = false);
         let Some(left_out) = self.moves.prefetches.arrive(id, now) else { return };
+        self.map_ahead(id);
         self.tell_prefetch(id, PrefetchState::Ready { left_out, is_late });
         let Some(request) = self.moves.prefetches.get(id) else { return };
         let (tenant, device) = (self.tenants.shared(request.tenant), request.device);
@@ -95,12 +97,52 @@ impl Broker {
             self.follow_ups.push(Fact::PrefetchEnded);
         }
         for id in self.moves.prefetches.naming(part) {
-            let Some(Phase::Fetching { missing, .. }) = self.moves.prefetches.get(id).map(|it| &it.phase)
-            else {
-                continue;
-            };
+            let of_client = self.moves.prefetches.get(id).filter(|request| request.place.is_none());
+            let Some(Phase::Fetching { missing, .. }) = of_client.map(|it| &it.phase) else { continue };
             for rest in missing.iter().copied().collect::<Vec<_>>() {
                 self.hasten_migration(rest);
+            }
+        }
+    }
+
+    /// The program has begun the step of a request of the daemon's own. Returns whether parts of it are still on their
+    /// way: these are copied as demand.
+    pub(crate) fn use_request(&mut self, id: PrefetchId) -> bool {
+        let Some(request) = self.moves.prefetches.get(id) else { return false };
+        let (is_queued, of) = (request.is_queued(), request.tenant);
+        if is_queued {
+            self.withdraw_request(id, PrefetchEnd::Late);
+            return false;
+        }
+        let (used, lead) = self.moves.prefetches.use_all(id, self.shell.now);
+        for part in used {
+            let bytes = self.footprint_of(part).map(|footprint| footprint.size).unwrap_or_default();
+            let tenant = self.tenants.shared(of);
+            self.push_notice(Notice::PrefetchUsed { tenant, bytes, lead });
+        }
+        self.follow_ups.push(Fact::PrefetchEnded);
+        self.remove_used_up(id);
+        let Some(Phase::Fetching { missing, .. }) = self.moves.prefetches.get(id).map(|it| &it.phase) else {
+            return false;
+        };
+        for rest in missing.iter().copied().collect::<Vec<_>>() {
+            self.hasten_migration(rest);
+        }
+        true
+    }
+
+    /// Sends the parts of a request of the daemon's own to its session, so that a pin finds them mapped.
+    fn map_ahead(&mut self, (session, number): PrefetchId) {
+        let Some(request) = self.moves.prefetches.get((session, number)) else { return };
+        if request.place.is_none() {
+            return;
+        }
+        for part in request.parts.clone() {
+            let is_there = self.tier_of(part) == Some(Tier::Device)
+                && !self.moves.migrations.contains(part)
+                && !self.mapping.revocations.contains_key(&part);
+            if is_there && self.map_state(session, part) == Some(MapState::Away) {
+                self.queue_remap(session, part);
             }
         }
     }

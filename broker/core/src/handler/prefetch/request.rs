@@ -13,7 +13,7 @@ use crate::{
     handler::{Start, Started},
     limits::PREFETCHES_PER_TENANT_MAX,
     moves::{Cause, Stop},
-    prefetch::{Phase, Prefetch, PrefetchId, PrefetchSpec, PrefetchState},
+    prefetch::{OWN_REQUESTS, Phase, Prefetch, PrefetchId, PrefetchSpec, PrefetchState},
     residency::MapState,
     tenancy::{Outcome, TenantId},
 };
@@ -32,6 +32,9 @@ impl Broker {
         };
         if let Some(last) = words.last_prefetch.filter(|last| number <= *last) {
             return Err(format!("prefetch {number} after {last}"));
+        }
+        if number >= OWN_REQUESTS {
+            return Err(format!("prefetch {number} has a number of the daemon's own"));
         }
         words.last_prefetch = Some(number);
         match self.check_prefetch(id, &spec) {
@@ -125,22 +128,22 @@ impl Broker {
     /// Ends a request: tells its client, and stops moves that nothing else wants.
     pub(crate) fn end_prefetch(&mut self, id: PrefetchId, state: PrefetchState) {
         planted!(self, CancelledPrefetchKept => if matches!(state, PrefetchState::Cancelled { .. }) { return });
-        if self.drop_prefetch(id, &state) {
-            self.tell_prefetch(id, state);
-        }
-    }
-
-    /// Ends a request without a word. Returns whether it was there.
-    fn drop_prefetch(&mut self, id: PrefetchId, state: &PrefetchState) -> bool {
-        let Some(request) = self.moves.prefetches.remove(id) else { return false };
-        // A request that was queued gave up no room: only a new first in the queue can begin.
-        self.follow_ups.push(if request.is_queued() { Fact::PrefetchQueued } else { Fact::PrefetchEnded });
-        let end = match state {
+        let end = match &state {
             PrefetchState::Cancelled { .. } => Some(PrefetchEnd::Cancelled),
             PrefetchState::Dropped { .. } => Some(PrefetchEnd::Dropped),
             PrefetchState::Refused(_) => Some(PrefetchEnd::Failed),
             PrefetchState::Deferred(_) | PrefetchState::Accepted { .. } | PrefetchState::Ready { .. } => None,
         };
+        if self.drop_prefetch(id, end) {
+            self.tell_prefetch(id, state);
+        }
+    }
+
+    /// Ends a request without a word. Returns whether it was there.
+    fn drop_prefetch(&mut self, id: PrefetchId, end: Option<PrefetchEnd>) -> bool {
+        let Some(request) = self.moves.prefetches.remove(id) else { return false };
+        // A request that was queued gave up no room: only a new first in the queue can begin.
+        self.follow_ups.push(if request.is_queued() { Fact::PrefetchQueued } else { Fact::PrefetchEnded });
         self.note_prefetch_end(&request, id, end);
         if let Phase::Fetching { missing, .. } = request.phase {
             for part in missing {
@@ -172,8 +175,29 @@ impl Broker {
         self.push_notice(Notice::PrefetchEnded { session, number, tenant, device, bytes, since, end });
     }
 
-    /// Tells a client how far its request is.
+    /// Ends a request of the daemon's own.
+    pub(crate) fn withdraw_request(&mut self, id: PrefetchId, end: PrefetchEnd) {
+        self.drop_prefetch(id, Some(end));
+    }
+
+    /// Ends a request of the daemon's own, since its program has begun a later step.
+    pub(crate) fn pass_request(&mut self, id: PrefetchId) {
+        let Some(request) = self.moves.prefetches.get(id) else { return };
+        let end = match &request.phase {
+            _ if request.in_use => PrefetchEnd::Late,
+            Phase::Fetching { unused, .. } | Phase::Arrived { unused, .. } if !unused.is_empty() => {
+                PrefetchEnd::Wasted
+            }
+            Phase::Queued(_) | Phase::Fetching { .. } | Phase::Arrived { .. } => PrefetchEnd::Cancelled,
+        };
+        self.withdraw_request(id, end);
+    }
+
+    /// Tells a client how far its request is, unless the daemon made it.
     pub(crate) fn tell_prefetch(&mut self, (id, number): PrefetchId, state: PrefetchState) {
+        if number >= OWN_REQUESTS {
+            return;
+        }
         let Some(session) = self.sessions.get(id).filter(|session| session.channel_open) else { return };
         let channel = session.channel;
         self.push_command(Command::Send { channel, frame: DaemonFrame::Prefetch { number, state } });
@@ -186,7 +210,7 @@ impl Broker {
         }
         planted!(self, PrefetchesOutliveSession => return);
         for request in self.moves.prefetches.of_session(id) {
-            self.drop_prefetch(request, &PrefetchState::Cancelled { by_operator: false });
+            self.drop_prefetch(request, Some(PrefetchEnd::Cancelled));
         }
     }
 

@@ -63,7 +63,7 @@ impl Broker {
             }
             OperatorRequest::HoldParts { target, parts, hold } => self.hold_parts(&target, parts, hold),
             OperatorRequest::CancelWait { wait } => self.cancel_wait(wait),
-            OperatorRequest::CancelPrefetch { session, number } => self.cancel_prefetch(session, number),
+            OperatorRequest::CancelPrefetch { session, number } => self.cancel_request(session, number),
             OperatorRequest::ChangeSettings(change) => self.change_settings(uid, &change),
             OperatorRequest::Drain { draining } => self.drain(draining),
         };

@@ -128,6 +128,7 @@ fn describe_prefetch(event: &v1::PrefetchEvent) -> Description {
         PrefetchEnd::Dropped => ("dropped", "left again before any session used it"),
         PrefetchEnd::Cancelled => ("cancelled", "was cancelled"),
         PrefetchEnd::Failed => ("failed", "failed"),
+        PrefetchEnd::Wasted => ("wasted", "was not used in the step that it was for"),
     };
     let text = format!("{number} of {session}, {bytes} on device {}, {text}", event.device);
     let fields = json!({
