@@ -35,6 +35,7 @@ mod pressure;
 mod pressure_outlook;
 mod purity;
 mod revocations;
+mod sequences;
 mod sessions;
 mod settings;
 mod silences;

@@ -19,8 +19,8 @@ use std::{
 use broker_core::{
     AllocationSpec, Broker, CallId, ChannelId, ClientFrame, ClientRequest, Command, Completion, Config,
     CreateError, DaemonFrame, DeviceConfig, DigestError, Event, Hello, Kind, Lifetime, Limits, Notice,
-    OperatorRequest, PartRef, PartUse, Peer, PrefetchState, PressureNote, Refusal, Reply, RequestKey, Slot,
-    StoredQuotas, Tier, Time, UnmappedPart, WordsOutcome,
+    OperatorRequest, PartRef, PartUse, Peer, PrefetchState, PressureNote, Refusal, Reply, RequestKey,
+    SequenceState, Slot, StoredQuotas, Tier, Time, UnmappedPart, WordsOutcome,
 };
 use vramd_types::{AllocationId, Bytes, ExtentId, Quantity, SessionId};
 
@@ -103,6 +103,8 @@ pub struct World {
     pub pressure_notes: Vec<(ChannelId, PressureNote)>,
     /// Everything that clients were told of their prefetch requests.
     pub prefetch_states: BTreeMap<(ChannelId, u64), Vec<PrefetchState>>,
+    /// Everything that clients were told of their sequences.
+    pub sequence_states: BTreeMap<(ChannelId, u64), Vec<SequenceState>>,
     pub shares_sent: Vec<vramd_types::Shares>,
     calls: u64,
     channels: u64,
@@ -191,6 +193,7 @@ impl World {
             subscribes_to_pressure: false,
             pressure_notes: Vec::new(),
             prefetch_states: BTreeMap::new(),
+            sequence_states: BTreeMap::new(),
             shares_sent: Vec::new(),
             calls: 0,
             channels: 0,
@@ -230,6 +233,9 @@ impl World {
                 }
                 Command::Send { channel, frame: DaemonFrame::Prefetch { number, state } } => {
                     self.prefetch_states.entry((channel, number)).or_default().push(state);
+                }
+                Command::Send { channel, frame: DaemonFrame::Sequence { number, state } } => {
+                    self.sequence_states.entry((channel, number)).or_default().push(state);
                 }
                 Command::Send { channel, frame } => self.inboxes.entry(channel).or_default().push_back(frame),
                 Command::CloseChannel { channel } => _ = self.closed.insert(channel),
