@@ -283,6 +283,15 @@ mod bugs {
         CancelledMoveGoesOn: "the moves of a cancelled prefetch request go on", [PREFETCH_HELD];
         PrefetchesOutliveSession: "prefetch requests outlive their session", [PREFETCH_HELD];
         PrefetchesUnbounded: "a session may have any number of prefetch requests", [PREFETCH_HELD];
+        SequenceWrongStep: "a step of a sequence gets the parts of the step after it", [SEQUENCE_WINDOW];
+        SequenceStepSkipped: "the daemon makes no request for the next step of a sequence", [SEQUENCE_WINDOW];
+        SequenceWindowUntold: "a client is not told how far ahead of its sequence the daemon works", [SEQUENCE_WINDOW];
+        SequenceNotEnded: "requests for the steps of a sequence outlive it", [SEQUENCE_HELD];
+        SequenceOutlivesSession: "sequences outlive their session", [SEQUENCE_HELD];
+        SequenceOfOtherSession: "a step begins in the sequence of another session", [SEQUENCE_WINDOW];
+        SequencePassedKept: "the request for a step that is over goes on", [SEQUENCE_WINDOW];
+        SequenceFarthestKept: "parts of a sequence leave in the order of the policy", [SEQUENCE_ORDER];
+        SequenceNearerEvicted: "a part leaves for one that its sequence needs later", [SEQUENCE_ORDER, PREFETCH_VICTIMS];
         PrefetchBeforeDemand: "a link lets a prefetch pass demand", [LINK_ORDER, LINK_SHARES];
         ShareLentForEver: "a link does not return the share that a class lent to others", [LINK_SHARES];
         ShareSavedUp: "a link lets a class save up the share that it does not want", [LINK_SHARES];

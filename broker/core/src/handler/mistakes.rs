@@ -32,6 +32,12 @@ impl Broker {
         })
     }
 
+    /// Another session with a sequence of that number, for `SequenceOfOtherSession`.
+    pub(crate) fn another_with_sequence(&self, session: SessionId, number: u64) -> SessionId {
+        let others = self.moves.sequences.iter().map(|(id, _)| id);
+        others.filter(|id| id.0 != session && id.1 == number).map(|id| id.0).next().unwrap_or(session)
+    }
+
     /// Whether the part comes to its device, for `FetchNotRaised`.
     pub(crate) fn is_fetched(&self, part: PartRef) -> bool {
         self.moves.migrations.get(part).is_some_and(|migration| migration.to_tier == Tier::Device)

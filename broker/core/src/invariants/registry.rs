@@ -155,6 +155,12 @@ registry! {
         "Only memory that is worth less leaves for a prefetch request, and nothing that another one brought and no session has used.";
     PREFETCH_HELD = "INV-PREFETCH-4", Oracle "prefetch/told.rs",
         "A request that was cancelled, used up or whose session is gone holds nothing, and no session has more requests than allowed.";
+    SEQUENCE_WINDOW = "INV-SEQUENCE-1", Oracle "prefetch/sequences.rs",
+        "The daemon has a request for each step of a sequence's window, with the parts of that step, and for no other; its client knows the window.";
+    SEQUENCE_ORDER = "INV-SEQUENCE-2", Oracle "prefetch/sequences.rs",
+        "Of a tenant's parts those that its sequences need last leave first, and those that they need next leave last.";
+    SEQUENCE_HELD = "INV-SEQUENCE-3", Oracle "prefetch/sequences.rs",
+        "A sequence ends when its client, an operator or its session ends it, its client is told why, and no request outlives it.";
     IN_PLACE = "INV-PLACE-1", Oracle "mappings/in_place.rs",
         "A part that is accessed in place is mapped in host memory where it lies, and no pin fetches it.";
     FILES = "INV-FILE-1", Recomputed "files.rs",

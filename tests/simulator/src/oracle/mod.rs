@@ -233,7 +233,10 @@ impl Oracle {
                     self.check_prefetch_frame(*channel, *number, state);
                 }
                 DaemonFrame::Pressure(note) => self.check_pressure_frame(*channel, note),
-                DaemonFrame::Refused(_) | DaemonFrame::Drain { .. } | DaemonFrame::Sequence { .. } => {}
+                DaemonFrame::Sequence { number, state } => {
+                    self.check_sequence_frame(*channel, *number, state);
+                }
+                DaemonFrame::Refused(_) | DaemonFrame::Drain { .. } => {}
             },
             Command::CloseChannel { channel } => _ = self.facts.open_channels.remove(channel),
             Command::ForgetProcess { channel } => self.record_forgotten_process(*channel),
@@ -410,6 +413,7 @@ impl Oracle {
         self.learn_joined_moves(broker);
         self.check_effort(&line, broker);
         self.check_prefetches(broker);
+        self.check_sequences(broker);
         self.record_advised_leavable(broker);
         self.record_helped(&line, broker);
         self.check_silences(broker);

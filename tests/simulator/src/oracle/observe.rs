@@ -189,9 +189,9 @@ impl Oracle {
             ClientFrame::PinEnded { call } => self.record_pin_end(id, *call),
             ClientFrame::Prefetch { number, spec } => self.record_prefetch(id, *number, spec),
             ClientFrame::PrefetchCancelled { number } => self.record_prefetch_cancel(id, *number),
-            ClientFrame::Sequence { .. }
-            | ClientFrame::SequenceStepBegun { .. }
-            | ClientFrame::SequenceEnded { .. } => true,
+            ClientFrame::Sequence { number, spec } => self.record_sequence(id, *number, spec),
+            ClientFrame::SequenceStepBegun { number, step } => self.record_sequence_step(id, *number, *step),
+            ClientFrame::SequenceEnded { number } => self.record_sequence_end(id, *number),
         };
         self.step.offender = (!fits).then_some(id);
     }

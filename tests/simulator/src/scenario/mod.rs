@@ -15,6 +15,7 @@ mod policies;
 mod prefetches;
 mod returning;
 mod script;
+mod sequences;
 mod turns;
 mod write_backs;
 
@@ -33,6 +34,7 @@ pub use policies::Policies;
 pub use prefetches::Prefetching;
 pub use returning::Returning;
 pub use script::Script;
+pub use sequences::Sequencing;
 pub use write_backs::WriteBacks;
 
 use std::collections::BTreeSet;
@@ -122,6 +124,8 @@ pub struct Scenario {
     pub policies: Option<Policies>,
     /// Parts that clients ask for ahead of their use, if they do.
     pub prefetching: Option<Prefetching>,
+    /// Orders that clients declare, if they do.
+    pub sequencing: Option<Sequencing>,
 }
 
 pub const TENANTS: [&str; 5] = ["ada", "bea", "cyd", "dot", "eve"];
@@ -211,6 +215,7 @@ impl Scenario {
             gang,
             policies,
             prefetching,
+            sequencing: Sequencing::draw(plan.seed),
         }
     }
 }

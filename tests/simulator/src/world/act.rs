@@ -48,6 +48,7 @@ impl World {
             None => self.spawn(seat),
             Some(pid) => {
                 self.prefetch_some(pid, number);
+                self.sequence_some(pid, number);
                 self.act_as(pid, &mut dice);
             }
         }

@@ -24,6 +24,7 @@ mod prefetch;
 mod process;
 mod queue;
 mod request;
+mod sequence;
 mod words;
 mod worker;
 mod write_back;

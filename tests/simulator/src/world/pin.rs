@@ -63,6 +63,27 @@ impl World {
         self.pin(pid, at, parts, dice);
     }
 
+    /// Pins the parts of a step in a thread that does not wait, if there is any.
+    pub(super) fn pin_step(&mut self, pid: u32, mut parts: Vec<PartRef>, dice: &mut Dice) {
+        let Some(process) = self.processes.get(&pid) else { return };
+        let Some(at) = process.threads.iter().position(|thread| thread.waiting.is_none()) else { return };
+        parts.sort_unstable();
+        self.pin(pid, at, parts, dice);
+    }
+
+    /// Ends all pins of threads that do not wait.
+    pub(super) fn let_go_of_all(&mut self, pid: u32, id: ChannelId) {
+        let Some(process) = self.processes.get_mut(&pid) else { return };
+        let idle = process.threads.iter_mut().filter(|thread| thread.waiting.is_none());
+        let ended: Vec<_> = idle.map(|thread| (thread.writes.clone(), thread.take_pins())).collect();
+        for (writes, parts) in ended {
+            writes.iter().for_each(|part| self.touch(id, *part, true));
+            if !parts.is_empty() {
+                self.unpin(pid, &parts);
+            }
+        }
+    }
+
     /// Pins by the words, or else by a call.
     fn pin(&mut self, pid: u32, at: usize, parts: Vec<PartRef>, dice: &mut Dice) {
         let write = dice.chance(300);

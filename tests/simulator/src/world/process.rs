@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use broker_core::{ChannelId, ClientRequest, DaemonFrame, PartRef, Peer, RequestKey, Slot, Time};
 use vramd_types::{AllocationId, ExtentId, SessionId};
 
-use super::words::Words;
+use super::{sequence::Walk, words::Words};
 
 #[derive(Debug)]
 pub(super) struct Process {
@@ -27,6 +27,8 @@ pub(super) struct Process {
     pub(super) threads: Vec<Thread>,
     pub(super) last_pin: u64,
     pub(super) last_prefetch: u64,
+    pub(super) last_sequence: u64,
+    pub(super) walk: Option<Walk>,
     /// Without pins: the extent in which it mapped each part last.
     pub(super) mapped_in: BTreeMap<PartRef, ExtentId>,
 }
@@ -60,6 +62,8 @@ impl Process {
             threads: std::iter::repeat_with(Thread::default).take(threads).collect(),
             last_pin: 0,
             last_prefetch: 0,
+            last_sequence: 0,
+            walk: None,
             mapped_in: BTreeMap::new(),
         }
     }
@@ -98,6 +102,8 @@ impl Process {
         self.threads.iter_mut().for_each(|thread| *thread = Thread::default());
         self.last_pin = 0;
         self.last_prefetch = 0;
+        self.last_sequence = 0;
+        self.walk = None;
     }
 }
 

@@ -48,8 +48,8 @@ impl World {
             DaemonFrame::Lost(_)
             | DaemonFrame::Drain { .. }
             | DaemonFrame::Pressure(_)
-            | DaemonFrame::Prefetch { .. }
-            | DaemonFrame::Sequence { .. } => {}
+            | DaemonFrame::Prefetch { .. } => {}
+            DaemonFrame::Sequence { number, state } => self.hear_of_sequence(pid, number, &state),
         }
         self.wake_worker(id);
     }

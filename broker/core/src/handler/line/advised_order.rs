@@ -38,6 +38,7 @@ impl Broker {
     /// The tenant's parts in the order in which they leave, if that is not the policy's.
     fn own_order(&self, device: DeviceIndex, tenant: TenantId) -> Option<Parts<'_>> {
         let by_rank = self.by_rank(device, tenant);
+        planted!(self, SequenceFarthestKept => return by_rank);
         if !self.moves.sequences.has_any(tenant) {
             return by_rank;
         }

@@ -464,6 +464,7 @@ impl Broker {
             let Some(tenant) = tenant.filter(|tenant| own.contains(tenant)) else {
                 return self.usage.residents.last_use(*part) < cold_since;
             };
+            planted!(self, SequenceNearerEvicted => return true);
             match (self.moves.sequences.need_of(tenant, *part), needed_in) {
                 (None, _) => Some(rank_of(*part)) <= rank,
                 (Some(need), Some((of, steps))) if of == tenant => need.steps > steps,

@@ -182,6 +182,7 @@ impl Broker {
 
     /// Ends a request of the daemon's own, since its program has begun a later step.
     pub(crate) fn pass_request(&mut self, id: PrefetchId) {
+        planted!(self, SequencePassedKept => return);
         let Some(request) = self.moves.prefetches.get(id) else { return };
         let end = match &request.phase {
             _ if request.in_use => PrefetchEnd::Late,

@@ -49,6 +49,7 @@ impl Broker {
     /// The program begins a step. The daemon may have ended the sequence meanwhile.
     pub(crate) fn on_sequence_step(&mut self, id: SessionId, number: u64, step: u64) -> Result<(), String> {
         self.check_sequence_number(id, number)?;
+        planted!(self, SequenceOfOtherSession => id = self.another_with_sequence(id, number));
         let Some(sequence) = self.moves.sequences.get((id, number)) else { return Ok(()) };
         if let Some(before) = sequence.begun().filter(|before| step <= *before) {
             return Err(format!("step {step} of sequence {number} begins after step {before}"));
@@ -98,6 +99,7 @@ impl Broker {
         if self.moves.sequences.is_empty() {
             return;
         }
+        planted!(self, SequenceOutlivesSession => return);
         for sequence in self.moves.sequences.of_session(id) {
             self.drop_sequence(sequence);
         }
@@ -117,6 +119,7 @@ impl Broker {
     /// Ends a sequence without a word. Returns whether it was there.
     fn drop_sequence(&mut self, id: SequenceId) -> bool {
         let Some(sequence) = self.moves.sequences.remove(id) else { return false };
+        planted!(self, SequenceNotEnded => return true);
         for (_, number) in sequence.requests {
             self.withdraw_request((id.0, number), PrefetchEnd::Cancelled);
         }

@@ -79,9 +79,11 @@ impl Broker {
         for (_, number) in sequence.requests.split_off(&end) {
             self.withdraw_request((id.0, number), PrefetchEnd::Cancelled);
         }
+        planted!(self, SequenceWindowUntold => is_news = false);
         if is_news {
             self.tell_sequence(id, SequenceState::Window(window));
         }
+        planted!(self, SequenceStepSkipped => first = first.saturating_add(1));
         let mut is_renewing = false;
         for step in first..end {
             match self.request_standing(id, step) {
@@ -161,6 +163,7 @@ impl Broker {
         let number = self.moves.sequences.next_request();
         let Some(sequence) = self.moves.sequences.get_mut(id) else { return };
         let before = sequence.requests.insert(step, number);
+        planted!(self, SequenceWrongStep => step = step.saturating_add(1));
         let Some(Step { parts, bytes }) = sequence.step(step) else { return };
         let of = (sequence.tenant, sequence.device, *bytes);
         let request = Prefetch::of_sequence(place, of, parts.clone(), self.shell.now);

@@ -154,11 +154,15 @@ impl Oracle {
         may_leave: impl Fn(&Self, PartRef) -> bool,
     ) {
         let own = self.rank_of(part);
+        let sequences = &self.facts.prefetches.sequences;
+        if sequences.is_named(part) {
+            return;
+        }
         let spared = self.facts.advised_leavable.iter().find(|(other, of, on)| {
             let is_of_same = (*of, *on) == (tenant, device) && !leaving.contains(other);
             let is_before = self.rank_of(*other) < own || self.comes_before_by_pattern(*other, part);
             // A part that a request brings does not leave for others.
-            let is_kept = self.facts.prefetches.is_named(*other);
+            let is_kept = self.facts.prefetches.is_named(*other) || sequences.is_named(*other);
             is_of_same && !is_kept && is_before && self.can_certainly_leave(*other) && may_leave(self, *other)
         });
         let spared = spared.map(|(other, ..)| *other);
@@ -207,7 +211,7 @@ impl Oracle {
 
     /// A part that no session maps may have begun to leave before, in a way that is not reported: for pressure that
     /// fell, or ahead of a silent session.
-    fn can_certainly_leave(&self, part: PartRef) -> bool {
+    pub(crate) fn can_certainly_leave(&self, part: PartRef) -> bool {
         let maps = |session: &SessionFacts| session.mappings.contains_key(&part);
         self.facts.sessions.values().any(maps)
             && self.can_surely_leave(part)
@@ -221,7 +225,8 @@ impl Oracle {
             self.end_unneeded(part);
         }
         let advised = self.facts.allocations.values().filter(|it| !it.advice.is_empty());
-        let tenants: BTreeSet<_> = advised.map(|it| it.tenant).collect();
+        let mut tenants: BTreeSet<_> = advised.map(|it| it.tenant).collect();
+        tenants.extend(self.facts.prefetches.sequences.tenants());
         if tenants.is_empty() {
             return;
         }

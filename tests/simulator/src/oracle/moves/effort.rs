@@ -69,14 +69,17 @@ impl Oracle {
         }
         let leaving: BTreeSet<PartRef> = by_place.values().flatten().map(|victim| victim.part).collect();
         for victim in by_place.values().flatten().filter(|victim| victim.cause == Cause::Demand) {
-            self.check_advised_order((victim.part, victim.tenant, victim.place), &leaving, |_, _| true);
+            let of = (victim.part, victim.tenant, victim.place);
+            self.check_advised_order(of, &leaving, |_, _| true);
+            self.check_sequence_order(of, &leaving);
         }
         let leaving: BTreeSet<PartRef> =
             leaving.into_iter().chain(for_prefetches.iter().map(|victim| victim.part)).collect();
         for victim in &for_prefetches {
             let of = (victim.part, victim.tenant, victim.place);
             self.check_advised_order(of, &leaving, |oracle, other| oracle.leaves_for_requests(other, of));
-            self.check_prefetch_victim(victim.part, victim.tenant, victim.place);
+            self.check_sequence_order(of, &leaving);
+            self.check_prefetch_victim(of, broker);
         }
         for ((place, for_pressure), victims) in &by_place {
             // A waiter may have the extent of a part that pressure evicted after room was planned.

@@ -25,7 +25,7 @@ impl Oracle {
         }
         if let Some((tenant, device, size)) = lies {
             let for_request = broker.moves().iter().any(|it| it.part == part && it.cause == Cause::Prefetch);
-            let brought = if for_request { self.prefetched_bytes(tenant, device) } else { 0 };
+            let brought = if for_request { self.prefetched_bytes(tenant, device, broker) } else { 0 };
             let wants = self.wanted_bytes(tenant, device, broker).saturating_add(brought);
             self.step.departures.entry((tenant, device)).or_default().push((size, wants));
         }

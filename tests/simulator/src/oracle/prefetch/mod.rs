@@ -4,6 +4,7 @@
 //! has certainly or possibly used it: between two harvests the core knows of no use.
 
 mod order;
+mod sequences;
 mod told;
 mod victims;
 
@@ -13,6 +14,7 @@ use broker_core::{PartRef, PrefetchSpec, Time};
 use vramd_types::{AllocationId, SessionId};
 
 use super::facts::Tenant;
+pub(crate) use sequences::Sequences;
 
 /// A request, by its session and the client's number.
 pub(crate) type PrefetchId = (SessionId, u64);
@@ -88,6 +90,8 @@ pub(crate) struct PrefetchFacts {
     pub(crate) wanted: BTreeMap<AllocationId, Time>,
     /// The same for allocations of unknown names.
     pub(crate) any_wanted: Option<Time>,
+    /// Sequences, with the requests that the daemon makes for them.
+    pub(crate) sequences: Sequences,
 }
 
 impl PrefetchFacts {

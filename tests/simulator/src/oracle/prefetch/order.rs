@@ -110,6 +110,10 @@ impl Oracle {
             return Some(key(first) < key(second));
         }
         let fetched = |it: &RequestFacts| {
+            // What was fetched for sequences counts too.
+            if self.facts.prefetches.sequences.is_any() {
+                return None;
+            }
             let of = (it.device?, it.tenant);
             self.facts.prefetches.fetched.get(&of).copied().unwrap_or(Some(0))
         };
@@ -140,6 +144,7 @@ impl Oracle {
             }
         }
         heads.remove(&request.tenant);
+        heads.retain(|tenant, _| !self.facts.prefetches.sequences.has_queued(*tenant));
         let is_passed = |(of, it): &(PrefetchId, &RequestFacts)| {
             it.was_queued()
                 && !has_begun_another(it.tenant)

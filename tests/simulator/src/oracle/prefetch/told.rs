@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use broker_core::{
     Broker, ChannelId, ClientRequest, MigrationState, MoveView, OperatorRequest, PartRef, PrefetchPhase,
     PrefetchSpec, PrefetchState, PrefetchView, Refusal, Target, Tier,
-    invariants::{PREFETCH_HELD, PREFETCH_TOLD},
+    invariants::{PREFETCH_HELD, PREFETCH_TOLD, SEQUENCE_HELD},
 };
 use vramd_types::SessionId;
 
@@ -71,6 +71,9 @@ impl Oracle {
             Asked::Operator { request: OperatorRequest::CancelPrefetch { session, number }, .. } => {
                 if let Some(request) = self.facts.prefetches.requests.get_mut(&(*session, *number)) {
                     request.cancelled = Some(true).filter(|_| self.step.repeat.is_new());
+                }
+                if self.step.repeat.is_new() {
+                    self.record_sequence_cancel((*session, *number), Some(true));
                 }
                 return;
             }
@@ -214,8 +217,9 @@ impl Oracle {
         if self.facts.prefetches.requests.is_empty() {
             return;
         }
+        let views = broker.prefetches().into_iter().filter(|view| view.place.is_none());
         let listed: BTreeMap<PrefetchId, PrefetchView> =
-            broker.prefetches().into_iter().map(|view| ((view.session, view.number), view)).collect();
+            views.map(|view| ((view.session, view.number), view)).collect();
         let moves = broker.moves();
         self.end_requests_of_closed_sessions();
         self.record_entered_queues(&listed);
@@ -268,6 +272,7 @@ impl Oracle {
         if let Some(request) = self.facts.prefetches.requests.get_mut(&id) {
             request.cancelled = request.cancelled.filter(|by_operator| !by_operator);
         }
+        self.record_sequence_cancel(id, None);
     }
 
     /// Checks one request after the event. Returns whether it has ended.
@@ -359,7 +364,8 @@ impl Oracle {
                 .filter_map(|id| requests.get(id))
                 .any(|request| request.has_begun() && request.spec.parts.contains(&it.part));
             let is_wanted = self.facts.prefetches.may_be_wanted_since(it.part, it.since);
-            self.expect(PREFETCH_HELD, is_named || is_wanted, || {
+            let of_sequence = self.facts.prefetches.sequences.is_named(it.part);
+            self.expect(PREFETCH_HELD, is_named || is_wanted || of_sequence, || {
                 format!("{:?} goes on although no request wants it: {it:?}", it.part)
             });
         }
@@ -369,5 +375,7 @@ impl Oracle {
     pub(crate) fn check_no_prefetches(&mut self, broker: &Broker) {
         let left = broker.prefetches();
         self.expect(PREFETCH_HELD, left.is_empty(), || format!("left in the end: {left:?}"));
+        let left = broker.sequences();
+        self.expect(SEQUENCE_HELD, left.is_empty(), || format!("left in the end: {left:?}"));
     }
 }

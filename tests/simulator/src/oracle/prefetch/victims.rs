@@ -1,24 +1,33 @@
 //! Parts that leave a device for a request: they are worth less than what it brings, and no other request has brought
 //! them unused.
 
-use broker_core::{PartRef, invariants::PREFETCH_VICTIMS};
+use broker_core::{Broker, PartRef, invariants::PREFETCH_VICTIMS};
 
 use super::{RequestFacts, Told};
 use crate::oracle::{Oracle, facts::Tenant};
 
 impl Oracle {
     /// Checks a part that begins to leave a device for a request.
-    pub(crate) fn check_prefetch_victim(&mut self, part: PartRef, tenant: Tenant, device: usize) {
+    pub(crate) fn check_prefetch_victim(
+        &mut self,
+        (part, tenant, device): (PartRef, Tenant, usize),
+        broker: &Broker,
+    ) {
         // The core learns of pins only while the part may leave.
         let pinned = self.facts.evictable_pins.iter().find(|(of, _)| *of == part).copied();
         self.expect(PREFETCH_VICTIMS, pinned.is_none(), || {
             format!("{part:?} leaves device {device} for a request, and is pinned: {pinned:?}")
         });
         let is_cold = self.is_cold(part);
-        let requests = &self.facts.prefetches.requests;
         let is_worth_less = self
             .waiting_on(device)
-            .any(|it| is_cold && !it.spec.parts.contains(&part) || self.leaves_for(part, tenant, it));
+            .any(|it| is_cold && !it.spec.parts.contains(&part) || self.leaves_for(part, tenant, it))
+            || self.may_leave_for_sequence((part, tenant, device), is_cold, broker);
+        let brought_for = self.facts.prefetches.sequences.is_kept(part, broker);
+        self.expect(PREFETCH_VICTIMS, !brought_for, || {
+            format!("{part:?} leaves for a request, and was brought for a step ahead")
+        });
+        let requests = &self.facts.prefetches.requests;
         // A request that has ended in this event, or whose session has, may have ended before the part was chosen.
         let mut heard = requests.iter().filter(|(id, _)| self.is_prefetch_heard(id.0));
         let brought_by = heard.find(|(_, request)| {
@@ -45,7 +54,11 @@ impl Oracle {
     /// Whether the part of the tenant is worth less than what the request brings of the same tenant.
     fn leaves_for(&self, part: PartRef, tenant: Tenant, request: &RequestFacts) -> bool {
         let brings_own = request.spec.parts.iter().any(|part| self.is_brought(*part, tenant));
-        brings_own && !request.spec.parts.contains(&part) && self.ranks_no_higher(part, &request.spec.parts)
+        let is_worth_less = match self.facts.prefetches.sequences.is_ahead(tenant, part) {
+            Some(is_ahead) => !is_ahead,
+            None => self.ranks_no_higher(part, &request.spec.parts),
+        };
+        brings_own && !request.spec.parts.contains(&part) && is_worth_less
     }
 
     /// Whether `other` certainly may leave for each request for which this part of its tenant may.
@@ -79,10 +92,11 @@ impl Oracle {
     }
 
     /// Bytes of a tenant that queued requests would bring to a device.
-    pub(crate) fn prefetched_bytes(&self, tenant: Tenant, device: usize) -> u64 {
+    pub(crate) fn prefetched_bytes(&self, tenant: Tenant, device: usize, broker: &Broker) -> u64 {
         let requests = self.facts.prefetches.requests.values();
         let queued = requests.filter(|it| it.device == Some(device) && (it.is_queued() || it.was_queued()));
         let parts = queued.flat_map(|it| &it.spec.parts).filter(|part| self.is_brought(**part, tenant));
-        parts.filter_map(|part| self.size_of(*part)).sum()
+        let bytes: u64 = parts.filter_map(|part| self.size_of(*part)).sum();
+        bytes.saturating_add(self.sequenced_bytes(tenant, broker))
     }
 }
