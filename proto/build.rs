@@ -4,7 +4,7 @@ use std::{env, error::Error, fs, path::PathBuf};
 
 use prost::Message as _;
 
-const FILES: [&str; 9] = [
+const FILES: [&str; 10] = [
     "vramd/v1/types.proto",
     "vramd/v1/memory.proto",
     "vramd/v1/admin.proto",
@@ -13,6 +13,7 @@ const FILES: [&str; 9] = [
     "vramd/v1/moves.proto",
     "vramd/v1/prefetch.proto",
     "vramd/v1/settings.proto",
+    "vramd/v1/tenant.proto",
     "vramd/v1/trace.proto",
 ];
 

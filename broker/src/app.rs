@@ -420,6 +420,7 @@ impl App {
             default_limit: config.quota.default.limit,
             default_host_limit: config.quota.default.host_limit,
             default_disk_limit: config.quota.default.disk_limit,
+            tenants: config::standings(&config.tenants),
             limits: self.core_limits(),
         }
     }
@@ -457,7 +458,7 @@ fn quota_writer(state: Arc<State>) -> QuotaWriter {
 }
 
 fn rules(config: &Config) -> Rules {
-    Rules::new(config.tenants.iter().map(|tenant| tenant.0.clone()).collect())
+    Rules::new(config.tenants.iter().filter_map(|tenant| tenant.rule.clone()).collect())
 }
 
 fn event_limits(config: &Config) -> EventLimits {

@@ -182,6 +182,7 @@ fn deferral(why: PrefetchDeferral) -> &'static str {
         PrefetchDeferral::Room => "room",
         PrefetchDeferral::RoomOnItsWay => "room_on_its_way",
         PrefetchDeferral::Moving => "moving",
+        PrefetchDeferral::Pressure => "pressure",
         PrefetchDeferral::Other => "other",
     }
 }

@@ -94,6 +94,36 @@ impl AdminClient {
         })
     }
 
+    pub fn set_tenant(&self, mut request: v1::SetTenantRequest) -> Result<v1::Tenant> {
+        fill(&mut request.request_id);
+        let answer =
+            self.call(request, |mut client, request| async move { client.set_tenant(request).await })?;
+        answer.tenant.ok_or_else(|| missing_field("tenant"))
+    }
+
+    pub fn reset_tenant(&self, mut request: v1::ResetTenantRequest) -> Result<v1::Tenant> {
+        fill(&mut request.request_id);
+        let answer =
+            self.call(request, |mut client, request| async move { client.reset_tenant(request).await })?;
+        answer.tenant.ok_or_else(|| missing_field("tenant"))
+    }
+
+    /// Lists one tenant, or all if none is named, with classes and weights.
+    pub fn tenants(&self, tenant: Option<&str>) -> Result<Vec<v1::Tenant>> {
+        let deadline = self.deadline();
+        pages(|page_token| {
+            let request = v1::ListTenantsRequest {
+                tenant: tenant.map(str::to_owned),
+                page_size: Some(PAGE_SIZE),
+                page_token,
+            };
+            let page = self.call_until(deadline, request, |mut client, request| async move {
+                client.list_tenants(request).await
+            })?;
+            Ok((page.tenants, page.next_page_token))
+        })
+    }
+
     /// Lists those of one tenant, or of all if none is named.
     pub fn sessions(&self, tenant: Option<&str>) -> Result<Vec<v1::Session>> {
         let deadline = self.deadline();

@@ -154,6 +154,8 @@ pub enum PrefetchDeferral {
     RoomOnItsWay,
     /// A part of it is on its way elsewhere.
     Moving,
+    /// The device is so full that prefetches of the tenant's class are paused.
+    Pressure,
     /// A reason that this build does not know.
     Other,
 }
@@ -168,6 +170,7 @@ impl From<Step> for PrefetchState {
                 Ok(v1::PrefetchDeferral::Room) => PrefetchDeferral::Room,
                 Ok(v1::PrefetchDeferral::RoomOnItsWay) => PrefetchDeferral::RoomOnItsWay,
                 Ok(v1::PrefetchDeferral::Moving) => PrefetchDeferral::Moving,
+                Ok(v1::PrefetchDeferral::Pressure) => PrefetchDeferral::Pressure,
                 Ok(v1::PrefetchDeferral::Unspecified) | Err(_) => PrefetchDeferral::Other,
             }),
             Step::Accepted(it) => Self::Accepted { expected: it.expected_ms.map(Duration::from_millis) },

@@ -22,6 +22,8 @@ pub struct Config {
     pub revocations: Vec<Revocation>,
     /// Tenants by uid. Without any, each user is the tenant `uid-N`.
     pub tenants: Vec<(u32, String)>,
+    /// Name, class and weight.
+    pub classes: Vec<(String, &'static str, u32)>,
     /// Lines of `[memory]`, `[pressure]`, `[shares]`, `[limits]`, `[quota.default]`, `[daemon]` and `[telemetry]`.
     pub memory: Vec<String>,
     pub pressure: Vec<String>,
@@ -84,6 +86,7 @@ impl Default for Config {
             faults: Vec::new(),
             revocations: Vec::new(),
             tenants: Vec::new(),
+            classes: Vec::new(),
             memory: Vec::new(),
             pressure: Vec::new(),
             shares: Vec::new(),
@@ -132,6 +135,13 @@ impl Config {
     #[must_use]
     pub fn tenant(mut self, uid: u32, tenant: &str) -> Self {
         self.tenants.push((uid, tenant.to_owned()));
+        self
+    }
+
+    /// Gives a tenant a class and a weight.
+    #[must_use]
+    pub fn class(mut self, tenant: &str, class: &'static str, weight: u32) -> Self {
+        self.classes.push((tenant.to_owned(), class, weight));
         self
     }
 
@@ -279,6 +289,14 @@ impl Config {
         section(&mut text, "[telemetry]", &self.telemetry);
         for (uid, tenant) in &self.tenants {
             section(&mut text, "[[tenants]]", &[format!("tenant = \"{tenant}\""), format!("uid = {uid}")]);
+        }
+        for (tenant, class, weight) in &self.classes {
+            let keys = [
+                format!("tenant = \"{tenant}\""),
+                format!("class = \"{class}\""),
+                format!("weight = {weight}"),
+            ];
+            section(&mut text, "[[tenants]]", &keys);
         }
         text
     }

@@ -156,6 +156,9 @@ calls! { Admin:
     get_quota(GetQuotaRequest) -> GetQuotaResponse;
     list_quotas(ListQuotasRequest) -> ListQuotasResponse;
     delete_quota(DeleteQuotaRequest) -> DeleteQuotaResponse;
+    set_tenant(SetTenantRequest) -> SetTenantResponse;
+    reset_tenant(ResetTenantRequest) -> ResetTenantResponse;
+    list_tenants(ListTenantsRequest) -> ListTenantsResponse;
     list_sessions(ListSessionsRequest) -> ListSessionsResponse;
     end_session(EndSessionRequest) -> EndSessionResponse;
     list_all_allocations(ListAllAllocationsRequest) -> ListAllAllocationsResponse;

@@ -62,6 +62,14 @@ impl Broker {
             let quota = Quota { guarantee: row.guarantee, limit: row.limit };
             book.set(tenants.intern(&row.tenant), device, row.tier, Some(quota));
         }
+        for (name, standing) in &config.tenants {
+            let tenant = tenants.intern(name);
+            tenants.configure(tenant, *standing);
+        }
+        for row in &stored.tenants {
+            let tenant = tenants.intern(&row.tenant);
+            tenants.store(tenant, Some(row.standing));
+        }
         let on_device = devices_of(&config).map(|(index, device)| (Place::device(index), device.share));
         let below = devices_of(&config)
             .flat_map(|(index, device)| Place::below(index).into_iter().zip([device.host, device.disk]));

@@ -14,8 +14,9 @@ use crate::{
     pressure::{Pressure, PressureNote},
     sequence::SequenceState,
     settings::Settings,
+    tenancy::Standing,
     time::Time,
-    view::{AllocationView, QuotaView, StoredQuotas},
+    view::{AllocationView, QuotaView, StandingSource, StoredQuotas, TenantView},
 };
 
 #[derive(Clone, Debug)]
@@ -82,6 +83,8 @@ pub enum Reply {
     Advised(Box<AllocationView>),
     QuotaSet(Box<QuotaView>),
     QuotaDeleted,
+    /// Answers `SetTenant` and `ResetTenant`.
+    TenantChanged(Box<TenantView>),
     SessionEnded {
         gone: bool,
         still_mapped: Bytes,
@@ -293,6 +296,12 @@ pub enum Notice {
         tenant: Arc<str>,
         device: String,
         tier: Tier,
+    },
+    /// An operator set the class or the weight of a tenant, or had it follow the configuration again.
+    TenantChanged {
+        tenant: Arc<str>,
+        standing: Standing,
+        source: StandingSource,
     },
     /// An operator changed the settings until the daemon ends.
     SettingsChanged {

@@ -1,9 +1,13 @@
 //! The configuration of the core, given once at its start.
 
+use std::collections::BTreeMap;
+
 use vramd_types::DeviceIndex;
 use vramd_types::{Bytes, Quantity, Shares};
 
-use crate::{event::PartRef, eviction::EvictionPolicy, limits::Limits, pressure::PressureBounds};
+use crate::{
+    event::PartRef, eviction::EvictionPolicy, limits::Limits, pressure::PressureBounds, tenancy::Standing,
+};
 
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -34,6 +38,8 @@ pub struct Config {
     pub files: bool,
     /// The share of a link that each class of copies gets.
     pub shares: Shares,
+    /// Classes and weights of tenants, by name, until operators set others.
+    pub tenants: BTreeMap<String, Standing>,
     pub limits: Limits,
 }
 

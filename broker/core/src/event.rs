@@ -4,7 +4,10 @@ use std::{ops::RangeInclusive, sync::Arc, time::Duration};
 
 use vramd_types::{AllocationId, Bytes, DeviceIndex, ExtentId, PartIndex, Quantity, SessionId, WaitId};
 
-use crate::{collections::Pair, prefetch::PrefetchSpec, sequence::SequenceSpec, settings::SettingsChange};
+use crate::{
+    collections::Pair, prefetch::PrefetchSpec, sequence::SequenceSpec, settings::SettingsChange,
+    tenancy::TenantClass,
+};
 
 /// The number of one request. One [`crate::Command::Reply`] with the same number answers it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -404,6 +407,16 @@ pub enum OperatorRequest {
         tenant: String,
         device: DeviceSelector,
         tier: Tier,
+    },
+    /// Sets what is given of class and weight.
+    SetTenant {
+        tenant: String,
+        class: Option<TenantClass>,
+        weight: Option<u32>,
+    },
+    /// Lets the tenant have the configured class and weight again.
+    ResetTenant {
+        tenant: String,
     },
     EndSession {
         session: SessionId,

@@ -84,10 +84,10 @@ pub use pressure::{InvalidBounds, Pressure, PressureBounds, PressureNote};
 pub use residency::{AllocationEvent, AllocationState, MapEvent, MapState};
 pub use sequence::{PartRange, SequencePlace, SequenceSpec, SequenceState, SequenceView, SequenceWindow};
 pub use settings::{PressureChange, Settings, SettingsChange, ShareChange, TierChange, TierSettings};
-pub use tenancy::{SessionEvent, SessionState};
+pub use tenancy::{SessionEvent, SessionState, Standing, TenantClass, TenantWeight, UnknownClass};
 pub use time::Time;
 pub use view::{
     AllocationView, Backing, Counts, DeviceView, MapperView, MoveView, NodeView, OwnQuotaView, PartView,
-    QuotaInForce, QuotaView, SessionView, StoredQuota, StoredQuotas, StoredRequest, TierView, WaitCause,
-    WaitReason, WaitView, WaiterView,
+    QuotaInForce, QuotaView, SessionView, StandingSource, StoredChange, StoredQuota, StoredQuotas,
+    StoredRequest, StoredTenant, TenantView, TierView, WaitCause, WaitReason, WaitView, WaiterView,
 };

@@ -38,8 +38,14 @@ pub const PARTS_STARTED_PER_EVENT: usize = 512;
 /// How many parts get a backing reserved in one event when bytes become free below their device.
 pub const BACKINGS_PER_EVENT: usize = 512;
 
-/// How many parts one scan for cold parts visits.
+/// How many parts of each class of tenants one scan for cold parts visits.
 pub const COLD_PARTS_SCANNED: usize = 1024;
+
+/// The largest weight of a tenant; the smallest is 1.
+pub const TENANT_WEIGHT_MAX: u32 = 10_000;
+
+/// The weight of a tenant for which none is set.
+pub const TENANT_WEIGHT_DEFAULT: u32 = 100;
 
 /// How far ahead memory may be advised as needed.
 pub const NEEDED_WITHIN_MAX: Duration = Duration::from_secs(24 * 60 * 60);

@@ -272,6 +272,13 @@ mod bugs {
         RunnersIgnored: "a call is aborted although a session in its way does not wait", [STALLS];
         WordlessWritesForgotten: "memory that a session without pins writes counts as clean when it leaves", [CONTENT];
         PrefetchAboveDemand: "a prefetch request begins while clients wait for room on its device", [PREFETCH_ORDER];
+        PrefetchClassIgnored: "prefetch requests of all classes take turns as if all tenants were of one", [PREFETCH_ORDER];
+        PrefetchWeightIgnored: "fetched bytes count the same for every tenant of a class, whatever its weight", [PREFETCH_ORDER];
+        PauseIgnored: "prefetches of the lower classes go on whatever the pressure", [PREFETCH_PAUSED];
+        PressureClassIgnored: "cold parts leave for pressure by their last use, whatever the class of their tenant", [CLASS_ORDER];
+        VictimClassIgnored: "parts leave for a prefetch by their last use, whatever the class of their tenant", [CLASS_ORDER];
+        OldClassKept: "parts that are there stay in the default class when their tenant gets another one", [EVICTION_ORDER];
+        StandingUnstored: "the classes and weights of tenants are lost with the next change of a quota", [STORED];
         PrefetchOrderReversed: "of the tenants with prefetch requests the one whose turn is last goes first", [PREFETCH_ORDER];
         PrefetchSplit: "a prefetch request for all parts or none begins with some of them", [PREFETCH_TOLD];
         PrefetchEvictsHot: "a prefetch request evicts memory of other tenants that is in use", [PREFETCH_VICTIMS];

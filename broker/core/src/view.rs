@@ -10,7 +10,7 @@ use crate::{
     moves::{Cause, MigrationState},
     pressure::Pressure,
     residency::{AllocationState, MapState},
-    tenancy::SessionState,
+    tenancy::{SessionState, Standing},
     time::Time,
 };
 
@@ -136,6 +136,28 @@ pub struct QuotaInForce {
     pub clean: Bytes,
     /// Charged bytes below the device that back parts on it.
     pub backing: Bytes,
+}
+
+/// A tenant with its class, its weight and its memory on all devices.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TenantView {
+    pub tenant: String,
+    pub standing: Standing,
+    pub source: StandingSource,
+    /// All charged bytes: resident, reserved and unreturned.
+    pub on_device: Bytes,
+    pub in_host: Bytes,
+    pub on_disk: Bytes,
+    /// Sessions that are not gone.
+    pub sessions: usize,
+}
+
+/// The source of a tenant's class and weight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StandingSource {
+    Default,
+    Configuration,
+    Operator,
 }
 
 /// The quota, the use and the free room of a tenant in one place, as its own clients see them.
@@ -312,6 +334,7 @@ pub struct Counts {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StoredQuotas {
     pub quotas: Vec<StoredQuota>,
+    pub tenants: Vec<StoredTenant>,
     /// The last request ids of operators that changed quotas, oldest first, so that a retry after a restart
     /// is recognised.
     pub requests: Vec<StoredRequest>,
@@ -327,15 +350,35 @@ pub struct StoredQuota {
     pub limit: Quantity,
 }
 
+/// The class and the weight that operators have set for a tenant.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoredTenant {
+    pub tenant: String,
+    pub standing: Standing,
+}
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredRequest {
     pub uid: u32,
-    /// True for a DeleteQuota.
-    pub deleted: bool,
     pub id: [u8; 16],
     pub fingerprint: [u8; 16],
-    /// The quota that the request changed.
+    /// The tenant for which the request changed something.
     pub tenant: String,
-    pub device: String,
-    pub tier: Tier,
+    pub change: StoredChange,
+}
+
+/// The change that a remembered request made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum StoredChange {
+    /// UUID, or `*` for all devices.
+    QuotaSet {
+        device: String,
+        tier: Tier,
+    },
+    QuotaDeleted {
+        device: String,
+        tier: Tier,
+    },
+    TenantSet,
+    TenantReset,
 }

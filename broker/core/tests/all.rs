@@ -9,6 +9,7 @@ mod bounded_work;
 mod cache;
 mod cache_hit_rates;
 mod cached_under_pressure;
+mod classes;
 mod clean_backing;
 mod client_requests;
 mod critical_pressure;

@@ -306,6 +306,7 @@ fn config(scenario: &Scenario, eviction: EvictionPolicy) -> Config {
         pressure: PressureBounds { cold_after: std::time::Duration::ZERO, ..PressureBounds::default() },
         files: false,
         shares: Shares::default(),
+        tenants: std::collections::BTreeMap::new(),
         limits,
     }
 }

@@ -67,6 +67,7 @@ impl Daemon {
                 default_limit: vramd_types::Quantity::Percent(100),
                 default_host_limit: vramd_types::Quantity::Percent(100),
                 default_disk_limit: vramd_types::Quantity::Percent(100),
+                tenants: std::collections::BTreeMap::new(),
                 limits: broker_core::Limits::default(),
             };
             let broker = Broker::new(config, StoredQuotas::default(), Time::START);

@@ -32,7 +32,7 @@ pub use schema::{
 };
 pub use shares::Shares;
 pub use telemetry::{Endpoint, OtlpProtocol, SampleRatio, Signal, Telemetry};
-pub use tenants::Tenant;
+pub use tenants::{Tenant, standings};
 
 /// Reads a configuration file.
 pub fn load(path: &Path) -> Result<Config, ConfigError> {
@@ -65,6 +65,10 @@ pub fn parse(text: &str) -> Result<Config, ErrorLocation> {
     {
         let before = text.get(..at).unwrap_or_default();
         return Err(ErrorLocation::after(before, format!("{table}.{field}"), problem));
+    }
+    if let Some((index, Wrong { at, field, problem })) = tenants::contradiction(&config.tenants) {
+        let before = text.get(..at).unwrap_or_default();
+        return Err(ErrorLocation::after(before, format!("tenants[{index}].{field}"), problem));
     }
     if config.disk.directory.is_some() {
         config.disk.locations = disk::locations(text);

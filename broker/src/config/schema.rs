@@ -19,7 +19,7 @@ pub struct File {
     pub pressure: Pressure,
     pub shares: Shares,
     pub quota: Quota,
-    /// In order. The first matching rule names the tenant.
+    /// In order. The first matching rule names the tenant. Entries may also give a tenant its class and its weight.
     pub tenants: Vec<Tenant>,
     pub limits: Limits,
     pub telemetry: Telemetry,

@@ -63,7 +63,7 @@ fn commented_out(line: &str) -> Option<&str> {
 fn the_commented_lines_of_the_example_are_valid() {
     let all: Vec<_> = EXAMPLE.lines().map(|line| commented_out(line).unwrap_or(line)).collect();
     let config = parse(&all.join("\n")).unwrap_or_else(|location| panic!("{location}\n{}", all.join("\n")));
-    assert_eq!(config.tenants.len(), 3);
+    assert_eq!(config.tenants.len(), 4);
     assert!(config.daemon.socket_dir.is_some() && config.daemon.operators.is_some());
 }
 
@@ -137,6 +137,14 @@ fn given_keys_are_read() {
         [[tenants]]
         tenant = "pods"
         cgroup = "/kubepods.slice/**"
+        class = "utility"
+        [[tenants]]
+        tenant = "chat"
+        class = "interactive"
+        weight = 300
+        [[tenants]]
+        tenant = "pods"
+        uid = 7
         [limits]
         hello_timeout_ms = 250
         [telemetry]
@@ -174,7 +182,12 @@ fn given_keys_are_read() {
     let default = &config.quota.default;
     assert_eq!(default.limit, Quantity::Bytes(Bytes::new(3 << 29)));
     assert_eq!(default.host_limit, Quantity::Percent(50));
-    assert_eq!(config.tenants[0].0.tenant, "pods");
+    assert_eq!(config.tenants[0].name, "pods");
+    let standings = super::standings(&config.tenants);
+    let told = |name: &str| standings.get(name).map(|it| (it.class.name(), it.weight.get()));
+    assert_eq!(told("pods"), Some(("utility", 100)));
+    assert_eq!(told("chat"), Some(("interactive", 300)));
+    assert!(config.tenants[0].rule.is_some() && config.tenants[1].rule.is_none());
     assert_eq!(config.limits.hello_timeout, Duration::from_millis(250));
     let telemetry = &config.telemetry;
     assert_eq!(telemetry.prometheus_listen, Some("[::1]:9464".parse().unwrap()));
@@ -217,6 +230,35 @@ fn every_error_names_line_column_and_field() {
         ("[[tenants]]\ntenant = \"a b\"\nuid = 1\n", 1, 1, "tenants[0]", "is not a valid tenant name"),
         ("[[tenants]]\ntenant = \"a\"\n", 1, 1, "tenants[0]", "needs at least one of uid"),
         ("[[tenants]]\ntenant = \"a\"\ncgroup = \"x\"\n", 1, 1, "tenants[0]", "not a cgroup pattern"),
+        (
+            "[[tenants]]\ntenant = \"a\"\nclass = \"urgent\"\n",
+            3,
+            9,
+            "tenants[0].class",
+            "the names are background, utility, initiated, interactive",
+        ),
+        (
+            "[[tenants]]\ntenant = \"a\"\nweight = 0\n",
+            3,
+            10,
+            "tenants[0].weight",
+            "0 is not between 1 and 10000",
+        ),
+        ("[[tenants]]\ntenant = \"a\"\nweight = 10001\n", 3, 10, "tenants[0].weight", "10001 is not between"),
+        (
+            "[[tenants]]\ntenant = \"a\"\nclass = \"utility\"\n[[tenants]]\ntenant = \"a\"\nclass = \"background\"\n",
+            6,
+            9,
+            "tenants[1].class",
+            "an earlier entry gives tenant `a` the class utility, this one background",
+        ),
+        (
+            "[[tenants]]\ntenant = \"a\"\nweight = 5\n[[tenants]]\ntenant = \"a\"\nuid = 1\nweight = 6\n",
+            7,
+            10,
+            "tenants[1].weight",
+            "the weight 5, this one 6",
+        ),
         (
             "[[driver.sim.devices]]\nmemory = \"1MiB\"\n",
             2,

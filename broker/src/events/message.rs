@@ -4,7 +4,8 @@
 use std::fmt::{self, Display, Write as _};
 
 use broker_core::{
-    Advice, Caller, Cause, Deferral, Notice, PartRef, PrefetchEnd, Pressure, Refusal, Retention, Tier,
+    Advice, Caller, Cause, Deferral, Notice, PartRef, PrefetchEnd, Pressure, Refusal, Retention,
+    StandingSource, TenantClass, Tier,
 };
 use vramd_proto::v1::{
     self, EventKind, allocation_event::Change as AllocationChange, device_event::Change as DeviceChange,
@@ -29,6 +30,7 @@ pub(super) fn kind(notice: &Notice) -> Option<EventKind> {
         | Notice::SessionGone { .. }
         | Notice::MapFailed { .. } => EventKind::Session,
         Notice::QuotaSet { .. } | Notice::QuotaDeleted { .. } => EventKind::Quota,
+        Notice::TenantChanged { .. } => EventKind::Tenant,
         Notice::Refused { .. } => EventKind::Refusal,
         Notice::RevokeSent { .. } | Notice::RevokeAnswered { .. } | Notice::RevokeOverdue { .. } => {
             EventKind::Revoke
@@ -80,6 +82,7 @@ pub(super) fn tenant(notice: &Notice) -> Option<&str> {
         | Notice::MapFailed { tenant, .. }
         | Notice::QuotaSet { tenant, .. }
         | Notice::QuotaDeleted { tenant, .. }
+        | Notice::TenantChanged { tenant, .. }
         | Notice::Refused { by: Caller::Session { tenant, .. }, .. }
         | Notice::RevokeSent { tenant, .. }
         | Notice::RevokeAnswered { tenant, .. }
@@ -141,6 +144,11 @@ pub(super) fn event(notice: &Notice, devices: &[String]) -> Option<Event> {
         Notice::QuotaDeleted { device, tier, .. } => {
             Event::Quota(of_quota(QuotaChange::Deleted, device, *tier))
         }
+        Notice::TenantChanged { standing, source, .. } => Event::TenantChange(v1::TenantEvent {
+            class: tenant_class(standing.class).into(),
+            weight: standing.weight.get(),
+            source: standing_source(*source).into(),
+        }),
         Notice::Refused { by, request, refusal } => Event::Refusal(refused(by, request, refusal)),
         Notice::RevokeSent { session, allocation, parts, reason, .. } => Event::Revoke(v1::RevokeEvent {
             allocation_id: allocation.shown(),
@@ -383,6 +391,24 @@ pub(crate) fn deferral(why: Deferral) -> v1::PrefetchDeferral {
         Deferral::Room => v1::PrefetchDeferral::Room,
         Deferral::RoomOnItsWay => v1::PrefetchDeferral::RoomOnItsWay,
         Deferral::Moving => v1::PrefetchDeferral::Moving,
+        Deferral::Pressure => v1::PrefetchDeferral::Pressure,
+    }
+}
+
+pub(crate) fn tenant_class(class: TenantClass) -> v1::TenantClass {
+    match class {
+        TenantClass::Background => v1::TenantClass::Background,
+        TenantClass::Utility => v1::TenantClass::Utility,
+        TenantClass::Initiated => v1::TenantClass::Initiated,
+        TenantClass::Interactive => v1::TenantClass::Interactive,
+    }
+}
+
+pub(crate) fn standing_source(source: StandingSource) -> v1::StandingSource {
+    match source {
+        StandingSource::Default => v1::StandingSource::Default,
+        StandingSource::Configuration => v1::StandingSource::Configuration,
+        StandingSource::Operator => v1::StandingSource::Operator,
     }
 }
 

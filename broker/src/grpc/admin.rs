@@ -3,6 +3,7 @@
 mod moves;
 mod prefetches;
 mod settings;
+mod tenants;
 mod trace;
 
 use std::{collections::BTreeSet, sync::Arc, time::SystemTime};
@@ -183,6 +184,30 @@ impl AdminService for Admin {
             Reply::QuotaDeleted => Ok(Response::new(v1::DeleteQuotaResponse {})),
             other => Err(status::wrong_reply("DeleteQuota", &other)),
         }
+    }
+
+    async fn set_tenant(
+        &self,
+        request: Request<v1::SetTenantRequest>,
+    ) -> Result<Response<v1::SetTenantResponse>, Status> {
+        let operator = self.operator(&request)?;
+        self.set_tenant_of(operator, request.into_inner()).await.map(Response::new)
+    }
+
+    async fn reset_tenant(
+        &self,
+        request: Request<v1::ResetTenantRequest>,
+    ) -> Result<Response<v1::ResetTenantResponse>, Status> {
+        let operator = self.operator(&request)?;
+        self.reset_tenant_of(operator, request.into_inner()).await.map(Response::new)
+    }
+
+    async fn list_tenants(
+        &self,
+        request: Request<v1::ListTenantsRequest>,
+    ) -> Result<Response<v1::ListTenantsResponse>, Status> {
+        self.operator(&request)?;
+        self.tenants(request.into_inner()).await.map(Response::new)
     }
 
     async fn list_sessions(

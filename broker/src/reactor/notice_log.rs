@@ -125,6 +125,10 @@ fn log(notice: &Notice, left_out: u64) {
             info!(%tenant, device, %tier, %guarantee, %limit, "quota set");
         }
         Notice::QuotaDeleted { tenant, device, tier } => info!(%tenant, device, %tier, "quota deleted"),
+        Notice::TenantChanged { tenant, standing, source } => {
+            let (class, weight) = (standing.class, standing.weight);
+            info!(%tenant, %class, %weight, ?source, "class and weight of a tenant changed");
+        }
         Notice::AllocationMade { allocation, tenant, bytes, .. } => {
             debug!(%allocation, %tenant, bytes = bytes.get(), "allocation made");
         }

@@ -108,6 +108,7 @@ mod tests {
             default_limit: vramd_types::Quantity::Percent(100),
             default_host_limit: vramd_types::Quantity::Percent(100),
             default_disk_limit: vramd_types::Quantity::Percent(100),
+            tenants: std::collections::BTreeMap::new(),
             limits: broker_core::Limits::default(),
         };
         let (broker, reader) = (

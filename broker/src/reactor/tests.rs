@@ -139,6 +139,7 @@ fn config() -> Config {
         default_limit: Quantity::Percent(100),
         default_host_limit: Quantity::Percent(100),
         default_disk_limit: Quantity::Percent(100),
+        tenants: std::collections::BTreeMap::new(),
         limits: Limits { survey_interval: Duration::from_millis(20), ..Limits::default() },
     }
 }

@@ -1,10 +1,13 @@
-//! Quotas on disk, as JSON: `{"version": 1, "quotas": […], "requests": […]}`.
+//! Quotas on disk, with the classes and weights of tenants, as JSON:
+//! `{"version": 1, "quotas": […], "tenants": […], "requests": […]}`.
 //!
 //! Quantities are stored as the operator set them, so that a share stays a share when the device changes.
 
 use std::{collections::BTreeSet, io, path::Path};
 
-use broker_core::{StoredQuota, StoredQuotas, StoredRequest, Tier};
+use broker_core::{
+    Standing, StoredChange, StoredQuota, StoredQuotas, StoredRequest, StoredTenant, TenantWeight, Tier,
+};
 use serde::{Deserialize, Serialize};
 use vramd_types::{Quantity, name};
 
@@ -18,7 +21,18 @@ const VERSION: u32 = 1;
 struct File {
     version: u32,
     quotas: Vec<Quota>,
+    /// Left out if there are none: so older daemons read a file without them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    tenants: Vec<Tenant>,
     requests: Vec<Request>,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Tenant {
+    tenant: String,
+    class: String,
+    weight: u32,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -39,8 +53,11 @@ struct Request {
     id: String,
     fingerprint: String,
     tenant: String,
-    device: String,
-    tier: String,
+    /// Only of a request that changed a quota.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    device: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    tier: Option<String>,
 }
 
 /// Loads the quotas. A missing file is no damage, unless its copy is there.
@@ -105,6 +122,7 @@ pub(super) fn store(dir: &Path, stored: &StoredQuotas) -> io::Result<()> {
     let file = File {
         version: VERSION,
         quotas: stored.quotas.iter().map(Quota::from).collect(),
+        tenants: stored.tenants.iter().map(Tenant::from).collect(),
         requests: stored.requests.iter().map(Request::from).collect(),
     };
     atomic_file::replace(dir, NAME, &serde_json::to_vec_pretty(&file)?)
@@ -117,8 +135,11 @@ fn parse(text: &str) -> Result<StoredQuotas, String> {
     }
     let quotas: Vec<_> = file.quotas.into_iter().map(StoredQuota::try_from).collect::<Result<_, _>>()?;
     check(&quotas)?;
+    let tenants: Vec<_> = file.tenants.into_iter().map(StoredTenant::try_from).collect::<Result<_, _>>()?;
+    check_tenants(&tenants)?;
     Ok(StoredQuotas {
         quotas,
+        tenants,
         requests: file.requests.into_iter().map(StoredRequest::try_from).collect::<Result<_, _>>()?,
     })
 }
@@ -146,6 +167,41 @@ fn check(quotas: &[StoredQuota]) -> Result<(), String> {
         }
     }
     Ok(())
+}
+
+/// Refuses tenants whose class and weight no operator can have set.
+fn check_tenants(tenants: &[StoredTenant]) -> Result<(), String> {
+    let mut seen = BTreeSet::new();
+    for StoredTenant { tenant, .. } in tenants {
+        if !name::is_valid(tenant) {
+            return Err(format!("`{tenant}` is not the name of a tenant"));
+        }
+        if !seen.insert(tenant) {
+            return Err(format!("tenant {tenant} has two classes"));
+        }
+    }
+    Ok(())
+}
+
+impl From<&StoredTenant> for Tenant {
+    fn from(row: &StoredTenant) -> Self {
+        Self {
+            tenant: row.tenant.clone(),
+            class: row.standing.class.name().to_owned(),
+            weight: row.standing.weight.get(),
+        }
+    }
+}
+
+impl TryFrom<Tenant> for StoredTenant {
+    type Error = String;
+
+    fn try_from(row: Tenant) -> Result<Self, String> {
+        let class = row.class.parse().map_err(|error: broker_core::UnknownClass| error.to_string())?;
+        let weight = TenantWeight::new(row.weight)
+            .ok_or_else(|| format!("tenant {} has the weight {}", row.tenant, row.weight))?;
+        Ok(Self { tenant: row.tenant, standing: Standing { class, weight } })
+    }
 }
 
 impl From<&StoredQuota> for Quota {
@@ -178,14 +234,20 @@ impl TryFrom<Quota> for StoredQuota {
 
 impl From<&StoredRequest> for Request {
     fn from(request: &StoredRequest) -> Self {
+        let (deleted, place) = match &request.change {
+            StoredChange::QuotaSet { device, tier } => (false, Some((device, tier))),
+            StoredChange::QuotaDeleted { device, tier } => (true, Some((device, tier))),
+            StoredChange::TenantSet => (false, None),
+            StoredChange::TenantReset => (true, None),
+        };
         Self {
             uid: request.uid,
-            deleted: request.deleted,
+            deleted,
             id: hex(&request.id),
             fingerprint: hex(&request.fingerprint),
             tenant: request.tenant.clone(),
-            device: request.device.clone(),
-            tier: request.tier.name().to_owned(),
+            device: place.map(|(device, _)| device.clone()),
+            tier: place.map(|(_, tier)| tier.name().to_owned()),
         }
     }
 }
@@ -194,14 +256,19 @@ impl TryFrom<Request> for StoredRequest {
     type Error = String;
 
     fn try_from(request: Request) -> Result<Self, String> {
+        let change = match (request.device, request.tier.as_deref().map(tier).transpose()?) {
+            (Some(device), Some(tier)) if request.deleted => StoredChange::QuotaDeleted { device, tier },
+            (Some(device), Some(tier)) => StoredChange::QuotaSet { device, tier },
+            (None, None) if request.deleted => StoredChange::TenantReset,
+            (None, None) => StoredChange::TenantSet,
+            _ => return Err(format!("the request {} has a device or a tier alone", request.id)),
+        };
         Ok(Self {
             uid: request.uid,
-            deleted: request.deleted,
             id: unhex(&request.id)?,
             fingerprint: unhex(&request.fingerprint)?,
-            tier: tier(&request.tier)?,
             tenant: request.tenant,
-            device: request.device,
+            change,
         })
     }
 }
@@ -227,6 +294,11 @@ mod tests {
 
     use super::*;
 
+    fn request(change: StoredChange) -> StoredRequest {
+        let (id, fingerprint) = ([0x0f; 16], [0xf0; 16]);
+        StoredRequest { uid: 1000, id, fingerprint, tenant: "team-a".into(), change }
+    }
+
     fn sample() -> StoredQuotas {
         StoredQuotas {
             quotas: vec![StoredQuota {
@@ -236,15 +308,21 @@ mod tests {
                 guarantee: Quantity::Bytes(Bytes::gib(8)),
                 limit: Quantity::Percent(90),
             }],
-            requests: vec![StoredRequest {
-                uid: 1000,
-                deleted: true,
-                id: [0x0f; 16],
-                fingerprint: [0xf0; 16],
+            tenants: vec![StoredTenant {
                 tenant: "team-a".into(),
-                device: "GPU-1".into(),
-                tier: Tier::Host,
+                standing: Standing {
+                    class: broker_core::TenantClass::Background,
+                    weight: TenantWeight::new(250).unwrap(),
+                },
             }],
+            requests: [
+                StoredChange::QuotaDeleted { device: "GPU-1".into(), tier: Tier::Host },
+                StoredChange::QuotaSet { device: "*".into(), tier: Tier::Disk },
+                StoredChange::TenantSet,
+                StoredChange::TenantReset,
+            ]
+            .map(request)
+            .into(),
         }
     }
 
@@ -254,6 +332,27 @@ mod tests {
         assert_eq!(load(dir.path()).unwrap(), StoredQuotas::default());
         store(dir.path(), &sample()).unwrap();
         assert_eq!(load(dir.path()).unwrap(), sample());
+    }
+
+    /// A file that was written before tenants had classes.
+    #[test]
+    fn file_without_tenants_is_loaded_and_stays_as_it_was() {
+        let dir = tempfile::tempdir().unwrap();
+        let old = r#"{"version": 1, "quotas": [], "requests": [{"uid": 7, "deleted": false,
+            "id": "000102030405060708090a0b0c0d0e0f", "fingerprint": "000102030405060708090a0b0c0d0e0f",
+            "tenant": "team-a", "device": "*", "tier": "device"}]}"#;
+        std::fs::write(dir.path().join(NAME), old).unwrap();
+        let loaded = load(dir.path()).unwrap();
+        assert_eq!(
+            loaded.requests[0].change,
+            StoredChange::QuotaSet { device: "*".into(), tier: Tier::Device }
+        );
+        store(dir.path(), &loaded).unwrap();
+        let written = std::fs::read_to_string(dir.path().join(NAME)).unwrap();
+        assert_eq!(
+            serde_json::from_str::<serde_json::Value>(&written).unwrap(),
+            serde_json::from_str::<serde_json::Value>(old).unwrap()
+        );
     }
 
     #[test]
@@ -269,6 +368,10 @@ mod tests {
             ("\"uid\"", "\"who\""),
             ("\"team-a\"", "\"team a\""),
             ("\"8GiB\"", "\"91%\""),
+            ("\"background\"", "\"backstage\""),
+            ("250", "0"),
+            ("250", "10001"),
+            ("      \"device\": \"*\",\n      \"tier\": \"disk\"", "      \"device\": \"*\""),
             ("]", ""),
         ] {
             assert!(good.contains(from), "{from} in {good}");

@@ -418,7 +418,7 @@ class Prefetch:
     def reason(self) -> str | None:
         """Why it is deferred or was dropped.
 
-        Deferred: `demand`, `behind`, `link`, `room`, `room_on_its_way` or `moving`. Dropped: the cause of the move,
+        Deferred: `demand`, `behind`, `link`, `room`, `room_on_its_way`, `moving` or `pressure`. Dropped: the cause of the move,
         such as `demand`.
         """
     @property

@@ -207,6 +207,7 @@ pub fn config() -> Config {
         files: false,
         pressure: broker_core::PressureBounds::default(),
         shares: vramd_types::Shares::default(),
+        tenants: std::collections::BTreeMap::new(),
         limits,
     }
 }

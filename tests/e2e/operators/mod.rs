@@ -1,6 +1,7 @@
 //! Operators set, ask and see; tenants read each other's memory only where an owner allows it.
 
 pub(crate) mod admin;
+pub(crate) mod classes;
 pub(crate) mod messages;
 pub(crate) mod quotas;
 pub(crate) mod replays;

@@ -28,7 +28,7 @@ use vramd_types::Reason;
 const UNREACHABLE: i32 = 3;
 
 /// The event in a few words.
-fn short(event: &WatchResponse) -> String {
+pub(super) fn short(event: &WatchResponse) -> String {
     match event.event.as_ref().expect("an event") {
         Event::Begun(_) => "begun".to_owned(),
         Event::Missed(missed) => format!("missed {}", missed.count),
@@ -42,6 +42,9 @@ fn short(event: &WatchResponse) -> String {
         Event::Move(moved) => format!("move {:?}", moved.change()),
         Event::Pressure(pressure) => format!("pressure {:?} {:?}", pressure.from(), pressure.to()),
         Event::Prefetch(ended) => format!("prefetch {:?}", ended.end()),
+        Event::TenantChange(tenant) => {
+            format!("tenant {:?} {} {:?}", tenant.class(), tenant.weight, tenant.source())
+        }
         Event::Settings(changed) => format!("settings by {}", changed.operator_uid),
     }
 }

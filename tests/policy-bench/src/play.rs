@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use broker_core::{EvictionPolicy, PartRef, Residents, Source, Time, Weight};
+use broker_core::{EvictionPolicy, PartRef, Residents, Source, TenantClass, Time, Weight};
 use broker_replay::bound::Step;
 use vramd_types::{AllocationId, Bytes, DeviceIndex, GRANULARITY, PartIndex};
 
@@ -59,7 +59,7 @@ pub(crate) fn missed(trace: &Trace, policy: EvictionPolicy, sight: Sight) -> u64
                 missed += size;
             }
             let weight = Weight::new(Bytes::new(size * GRANULARITY.get()), Source::Host);
-            residents.arrive(DEVICE, part, weight, time);
+            residents.arrive(DEVICE, part, (weight, TenantClass::default()), time);
         }
         match sight {
             Sight::Each => residents.record_use(part, time),

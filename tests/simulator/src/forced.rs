@@ -45,6 +45,7 @@ fn broker_with_one_of_each() -> Broker {
         files: false,
         shares: vramd_types::Shares::default(),
         pressure: broker_core::PressureBounds::default(),
+        tenants: std::collections::BTreeMap::new(),
         limits: Limits::default(),
     };
     let mut broker = Broker::new(config, StoredQuotas::default(), Time::START);

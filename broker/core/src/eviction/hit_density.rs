@@ -436,7 +436,10 @@ impl Policy for HitDensity {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::eviction::{EvictionPolicy, tests::*};
+    use crate::{
+        eviction::{EvictionPolicy, tests::*},
+        tenancy::TenantClass,
+    };
 
     #[test]
     fn bands_follow_each_other_without_gaps() {
@@ -476,7 +479,7 @@ mod tests {
             let source = [Source::Nothing, Source::Host, Source::Disk][number % 3];
             let weight = crate::eviction::Weight::new(vramd_types::Bytes::mib(2), source);
             let now = Time::from_micros(step);
-            let known = Part { device: on, part, used: now, weight };
+            let known = Part { device: on, part, used: now, weight, class: TenantClass::default() };
             match (policy.parts.get(part).is_some(), dice.roll(4)) {
                 (false, _) => policy.insert(known),
                 (true, 0) => policy.remove(known, Removal::Leaves),

@@ -65,7 +65,10 @@ mod tests {
     use vramd_types::{AllocationId, Bytes, PartIndex};
 
     use super::*;
-    use crate::eviction::{Residents, Source, Weight};
+    use crate::{
+        eviction::{Residents, Source, Weight},
+        tenancy::TenantClass,
+    };
 
     const ON: DeviceIndex = DeviceIndex(0);
 
@@ -82,7 +85,8 @@ mod tests {
         let mut residents = Residents::knowing_the_future();
         let arrive = |residents: &mut Residents, number, mib, micros: u64| {
             let weight = Weight::new(Bytes::mib(mib), Source::Host);
-            residents.arrive(ON, part(number), weight, Time::from_micros(micros));
+            let class = TenantClass::default();
+            residents.arrive(ON, part(number), (weight, class), Time::from_micros(micros));
         };
         let foretell = |residents: &mut Residents, number, uses: &[u64]| {
             residents.foretell(part(number), uses.iter().copied().map(Time::from_micros).collect());

@@ -1,39 +1,59 @@
-//! Least recently used first.
+//! Parts by their last use, first those of tenants of the lowest class.
+//!
+//! Each class has an order of its own, so a tenant's class costs no comparison.
 
 use vramd_types::DeviceIndex;
 
-use super::{Part, Policy, Removal, ranking::Ranking};
-use crate::{event::PartRef, time::Time};
+use super::{Part, ranking::Ranking};
+use crate::{event::PartRef, tenancy::TenantClass, time::Time};
 
+/// The parts of each class, first the lowest class.
 #[derive(Debug, Default)]
-pub(super) struct Lru {
-    parts: Ranking<Time>,
-}
+pub(super) struct Lru([Ranking<Time>; TenantClass::ALL.len()]);
 
-impl Policy for Lru {
-    fn insert(&mut self, Part { device, part, used, .. }: Part) {
-        self.parts.insert(device, used, part);
+impl Lru {
+    fn class(&mut self, class: TenantClass) -> Option<&mut Ranking<Time>> {
+        self.0.get_mut(class as usize)
     }
 
-    fn record_use(&mut self, Part { device, part, used, .. }: Part, now: Time, _: bool) {
-        self.parts.remove(device, used, part);
-        self.parts.insert(device, now, part);
+    pub(super) fn insert(&mut self, Part { device, part, used, class, .. }: Part) {
+        if let Some(parts) = self.class(class) {
+            parts.insert(device, used, part);
+        }
     }
 
-    fn remove(&mut self, Part { device, part, used, .. }: Part, _: Removal) {
-        self.parts.remove(device, used, part);
+    pub(super) fn record_use(&mut self, Part { device, part, used, class, .. }: Part, now: Time) {
+        if let Some(parts) = self.class(class) {
+            parts.remove(device, used, part);
+            parts.insert(device, now, part);
+        }
     }
 
-    fn order(&self, device: DeviceIndex) -> Box<dyn Iterator<Item = PartRef> + '_> {
-        Box::new(self.parts.order(device, None))
+    pub(super) fn remove(&mut self, Part { device, part, used, class, .. }: Part) {
+        if let Some(parts) = self.class(class) {
+            parts.remove(device, used, part);
+        }
     }
 
-    fn order_by_use(
+    /// Returns the parts of a device, first the best victim.
+    pub(super) fn order(&self, device: DeviceIndex) -> impl Iterator<Item = PartRef> {
+        self.0.iter().flat_map(move |parts| parts.order(device, None))
+    }
+
+    /// Returns the parts of one class, from behind the last scanned part. That part need not be there any more.
+    pub(super) fn order_of_class(
         &self,
         device: DeviceIndex,
+        class: TenantClass,
         behind: Option<(PartRef, Time)>,
-    ) -> Option<Box<dyn Iterator<Item = PartRef> + '_>> {
-        Some(Box::new(self.parts.order(device, behind.map(|(part, used)| (used, part)))))
+    ) -> impl Iterator<Item = PartRef> {
+        let behind = behind.map(|(part, used)| (used, part));
+        self.0.get(class as usize).into_iter().flat_map(move |parts| parts.order(device, behind))
+    }
+
+    /// Whether parts of more than one class lie on the device.
+    pub(super) fn is_mixed(&self, device: DeviceIndex) -> bool {
+        self.0.iter().filter(|parts| parts.order(device, None).next().is_some()).count() > 1
     }
 }
 

@@ -25,13 +25,12 @@ use std::{fmt, str::FromStr};
 
 use vramd_types::{AllocationId, DeviceIndex};
 
-use crate::{event::PartRef, time::Time};
+use crate::{event::PartRef, tenancy::TenantClass, time::Time};
 
 pub(crate) use advice::{AdviceTable, Course, Rank};
 pub use advice::{PartAdvice, PartNeed};
 use gdsf::Gdsf;
 use hit_density::HitDensity;
-use lru::Lru;
 pub use residents::Residents;
 use s3_fifo::S3Fifo;
 use sieve::Sieve;
@@ -75,15 +74,16 @@ impl EvictionPolicy {
         }
     }
 
-    fn make(self) -> Box<dyn Policy> {
-        match self {
-            Self::Lru => Box::<Lru>::default(),
+    /// Returns the policy. `None` means the order of last use, which is kept beside every policy.
+    fn make(self) -> Option<Box<dyn Policy>> {
+        Some(match self {
+            Self::Lru => return None,
             Self::WeightedLru => Box::<WeightedLru>::default(),
             Self::Gdsf => Box::<Gdsf>::default(),
             Self::S3Fifo => Box::<S3Fifo>::default(),
             Self::Sieve => Box::<Sieve>::default(),
             Self::HitDensity => Box::<HitDensity>::default(),
-        }
+        })
     }
 }
 
@@ -137,6 +137,8 @@ struct Part {
     /// The last use, or the arrival.
     used: Time,
     weight: Weight,
+    /// Of the tenant that is charged for it. Policies need not know it: [`Residents`] puts lower classes first.
+    class: TenantClass,
 }
 
 /// Why a part is no longer in the order.
@@ -168,14 +170,6 @@ trait Policy: fmt::Debug + Send {
     fn remembered(&self) -> Box<dyn Iterator<Item = PartRef> + '_> {
         Box::new(std::iter::empty())
     }
-    /// Returns the parts of a device behind one with that last use, if this is the order of last use.
-    fn order_by_use(
-        &self,
-        _: DeviceIndex,
-        _: Option<(PartRef, Time)>,
-    ) -> Option<Box<dyn Iterator<Item = PartRef> + '_>> {
-        None
-    }
 }
 
 #[cfg(test)]
@@ -190,6 +184,8 @@ pub(super) mod tests {
     pub(super) struct TestDevice {
         residents: Residents,
         now: u64,
+        /// The class of parts that arrive.
+        pub(super) class: TenantClass,
     }
 
     const ALLOCATION: AllocationId = AllocationId::from_raw(7);
@@ -200,7 +196,7 @@ pub(super) mod tests {
 
     impl TestDevice {
         pub(super) fn new(policy: EvictionPolicy) -> Self {
-            Self { residents: Residents::new(policy), now: 0 }
+            Self { residents: Residents::new(policy), now: 0, class: TenantClass::default() }
         }
 
         /// Parts of 8 MiB arrive, one each microsecond.
@@ -213,7 +209,7 @@ pub(super) mod tests {
 
         pub(super) fn arrive_with(&mut self, number: u32, mib: u32, source: Source) {
             let weight = Weight::new(Bytes::mib(mib), source);
-            self.residents.arrive(ON, part(number), weight, Time::from_micros(self.now));
+            self.residents.arrive(ON, part(number), (weight, self.class), Time::from_micros(self.now));
             self.now += 1;
         }
 
@@ -248,7 +244,7 @@ pub(super) mod tests {
 
         pub(super) fn order_after(&self, number: u32, micros: u64) -> Vec<u32> {
             let seen = Some((part(number), Time::from_micros(micros)));
-            self.residents.order_by_use(ON, seen).map(|(part, _)| part.part.0).collect()
+            self.residents.order_by_use(ON, self.class, seen).map(|(part, _)| part.part.0).collect()
         }
 
         pub(super) fn remembered(&self) -> Vec<u32> {
@@ -336,7 +332,7 @@ pub(super) mod tests {
                 let mut order = device.order();
                 order.sort_unstable();
                 assert_eq!(order, listed.keys().copied().collect::<Vec<_>>(), "{policy}, step {step}");
-                let by_use = device.residents.order_by_use(ON, None);
+                let by_use = device.residents.order_by_use(ON, device.class, None);
                 let by_use: Vec<_> = by_use.map(|(part, used)| (used, part.part.0)).collect();
                 let mut expected: Vec<_> = listed.iter().map(|(number, used)| (*used, *number)).collect();
                 expected.sort_unstable();
@@ -359,16 +355,42 @@ pub(super) mod tests {
         }
     }
 
+    /// Every policy has parts of a lower class first, and parts of one class in its own order.
+    #[test]
+    fn lower_class_comes_first_with_every_policy() {
+        for policy in EvictionPolicy::ALL {
+            let mut device = TestDevice::new(policy);
+            for (number, class) in (0..8).zip(TenantClass::ALL.into_iter().rev().cycle()) {
+                device.class = class;
+                device.arrive_at(u64::from(number), &[number]);
+            }
+            assert_eq!(device.order(), [3, 7, 2, 6, 1, 5, 0, 4], "{policy}");
+            // The tenant of parts 0 and 4 becomes a background tenant.
+            device.residents.change_class(&[part(0), part(4)], TenantClass::Background);
+            let mut lowest = device.order();
+            lowest.truncate(4);
+            lowest.sort_unstable();
+            assert_eq!((lowest, device.order().len()), (vec![0, 3, 4, 7], 8), "{policy}");
+            device.class = TenantClass::Background;
+            assert_eq!(device.order_after(3, 3), [4, 7], "{policy}");
+            device.free(4);
+            device.use_each(&[3]);
+            assert_eq!(device.order_after(0, 0), [7, 3], "{policy}");
+        }
+    }
+
     #[test]
     fn scripted_orders_other_parts_last_and_cold_ones_by_use() {
         let mut residents = Residents::scripted(&[part(3), part(1)]);
         for number in 0..5_u32 {
             let weight = Weight::new(Bytes::mib(2), Source::Host);
-            residents.arrive(ON, part(number), weight, Time::from_micros(u64::from(9 - number)));
+            let now = Time::from_micros(u64::from(9 - number));
+            residents.arrive(ON, part(number), (weight, TenantClass::default()), now);
         }
         let order: Vec<_> = residents.order(ON).map(|part| part.part.0).collect();
         assert_eq!(order, [3, 1, 0, 2, 4]);
-        let by_use: Vec<_> = residents.order_by_use(ON, None).map(|(part, _)| part.part.0).collect();
+        let by_use = residents.order_by_use(ON, TenantClass::default(), None);
+        let by_use: Vec<_> = by_use.map(|(part, _)| part.part.0).collect();
         assert_eq!(by_use, [4, 3, 2, 1, 0]);
     }
 }

@@ -10,7 +10,7 @@ use vramd_types::{AllocationId, DeviceIndex, SessionId};
 use super::{
     EvictionPolicy, Part, Policy, Removal, Weight, known_future::KnownFuture, lru::Lru, scripted::Scripted,
 };
-use crate::{collections::PartMap, event::PartRef, time::Time};
+use crate::{collections::PartMap, event::PartRef, tenancy::TenantClass, time::Time};
 
 /// A part, with its last use.
 #[derive(Clone, Copy, Debug)]
@@ -18,6 +18,7 @@ struct Resident {
     device: DeviceIndex,
     used: Time,
     weight: Weight,
+    class: TenantClass,
     listing: Listing,
 }
 
@@ -32,16 +33,18 @@ enum Listing {
 
 impl Resident {
     const fn describe(self, part: PartRef) -> Part {
-        Part { device: self.device, part, used: self.used, weight: self.weight }
+        let Self { device, used, weight, class, .. } = self;
+        Part { device, part, used, weight, class }
     }
 }
 
 /// The parts of all devices that may leave.
 #[derive(Debug)]
 pub struct Residents {
-    policy: Box<dyn Policy>,
-    /// All listed parts by their last use, unless the policy has that order itself.
-    by_use: Option<Lru>,
+    /// `None`: parts leave in the order of their last use.
+    policy: Option<Box<dyn Policy>>,
+    /// All listed parts by class and last use.
+    by_use: Lru,
     parts: PartMap<Resident>,
     pinned: BTreeMap<PartRef, BTreeSet<SessionId>>,
     /// How many parts of a device each session pins.
@@ -52,23 +55,23 @@ pub struct Residents {
 
 impl Residents {
     pub fn new(policy: EvictionPolicy) -> Self {
-        Self::with(policy.make(), policy != EvictionPolicy::Lru)
+        Self::with(policy.make())
     }
 
     /// Orders parts as given; all others come last.
     pub(crate) fn scripted(script: &[PartRef]) -> Self {
-        Self::with(Box::new(Scripted::new(script)), true)
+        Self::with(Some(Box::new(Scripted::new(script))))
     }
 
     /// Orders parts by their next use, as told by [`Self::foretell`].
     pub(crate) fn knowing_the_future() -> Self {
-        Self::with(Box::<KnownFuture>::default(), true)
+        Self::with(Some(Box::<KnownFuture>::default()))
     }
 
-    fn with(policy: Box<dyn Policy>, has_own_order: bool) -> Self {
+    fn with(policy: Option<Box<dyn Policy>>) -> Self {
         Self {
             policy,
-            by_use: has_own_order.then(Lru::default),
+            by_use: Lru::default(),
             parts: PartMap::default(),
             pinned: BTreeMap::new(),
             pinning: BTreeMap::new(),
@@ -99,30 +102,50 @@ impl Residents {
         self.policy = EvictionPolicy::Sieve.make();
     }
 
+    /// Moves parts to another class of tenants. Their places in the order of the policy stay as they are.
+    pub(crate) fn change_class(&mut self, parts: &[PartRef], class: TenantClass) {
+        for part in parts.iter().copied() {
+            let Some(resident) = self.parts.get_mut(part).filter(|it| it.class != class) else { continue };
+            let before = resident.describe(part);
+            resident.class = class;
+            let after = resident.describe(part);
+            if resident.listing != Listing::Excluded {
+                self.by_use.remove(before);
+                self.by_use.insert(after);
+            }
+        }
+    }
+
     fn list(&mut self, part: Part) {
-        self.policy.insert(part);
-        if let Some(by_use) = &mut self.by_use {
-            by_use.insert(part);
+        self.by_use.insert(part);
+        if let Some(policy) = &mut self.policy {
+            policy.insert(part);
         }
     }
 
     fn unlist(&mut self, part: Part, why: Removal) {
-        self.policy.remove(part, why);
-        if let Some(by_use) = &mut self.by_use {
-            by_use.remove(part, why);
+        self.by_use.remove(part);
+        if let Some(policy) = &mut self.policy {
+            policy.remove(part, why);
         }
     }
 
     fn relist(&mut self, part: Part, now: Time, again: bool) {
-        self.policy.record_use(part, now, again);
-        if let Some(by_use) = &mut self.by_use {
-            by_use.record_use(part, now, again);
+        self.by_use.record_use(part, now);
+        if let Some(policy) = &mut self.policy {
+            policy.record_use(part, now, again);
         }
     }
 
     /// Adds a part, or takes it for used now. Returns whether it is new.
-    pub fn arrive(&mut self, device: DeviceIndex, part: PartRef, weight: Weight, now: Time) -> bool {
-        let resident = Resident { device, used: now, weight, listing: Listing::Arrived };
+    pub fn arrive(
+        &mut self,
+        device: DeviceIndex,
+        part: PartRef,
+        (weight, class): (Weight, TenantClass),
+        now: Time,
+    ) -> bool {
+        let resident = Resident { device, used: now, weight, class, listing: Listing::Arrived };
         let Some(before) = self.parts.insert(part, resident) else {
             self.list(resident.describe(part));
             return true;
@@ -153,7 +176,9 @@ impl Residents {
     /// Tells a policy that knows the future when the part will be used. All other policies ignore it.
     pub(crate) fn foretell(&mut self, part: PartRef, uses: Vec<Time>) {
         let listed = self.parts.get(part).filter(|it| it.listing != Listing::Excluded);
-        self.policy.foretell(part, listed.map(|it| it.describe(part)), uses);
+        if let Some(policy) = &mut self.policy {
+            policy.foretell(part, listed.map(|it| it.describe(part)), uses);
+        }
     }
 
     /// Excludes a part that is leaving from further choices.
@@ -182,12 +207,14 @@ impl Residents {
 
     /// Forgets what the policy remembers of an allocation that ended.
     pub fn forget(&mut self, allocation: AllocationId) {
-        self.policy.forget(allocation);
+        if let Some(policy) = &mut self.policy {
+            policy.forget(allocation);
+        }
     }
 
     /// Returns the parts that left and that the policy remembers.
     pub(crate) fn remembered(&self) -> impl Iterator<Item = PartRef> {
-        self.policy.remembered()
+        self.policy.iter().flat_map(|policy| policy.remembered())
     }
 
     /// Returns the parts that the policy should have, of one device.
@@ -264,24 +291,34 @@ impl Residents {
         self.order_of_all(device).filter(|part| self.is_candidate(*part))
     }
 
-    /// Returns all parts that are not leaving, first the best victim.
-    pub(crate) fn order_of_all(&self, device: DeviceIndex) -> impl Iterator<Item = PartRef> {
-        self.policy.order(device)
+    /// Returns all parts that are not leaving, first the best victim: the lowest class first, and in each class in the
+    /// order of the policy. Other policies than LRU cost a walk along their order for each class that lies there.
+    pub(crate) fn order_of_all(&self, device: DeviceIndex) -> Box<dyn Iterator<Item = PartRef> + '_> {
+        let Some(policy) = &self.policy else { return Box::new(self.by_use.order(device)) };
+        if !self.by_use.is_mixed(device) {
+            return policy.order(device);
+        }
+        Box::new(
+            TenantClass::ALL.into_iter().flat_map(move |class| {
+                policy.order(device).filter(move |part| self.class(*part) == Some(class))
+            }),
+        )
     }
 
-    /// Returns all parts with their last use, first the least recently used one whatever the policy, from behind the last
-    /// scanned part. That part need not be there any more.
+    /// Returns the parts of one class with their last use, first the least recently used one whatever the policy, from
+    /// behind the last scanned part. That part need not be there any more.
     pub(crate) fn order_by_use(
         &self,
         device: DeviceIndex,
+        class: TenantClass,
         seen: Option<(PartRef, Time)>,
     ) -> impl Iterator<Item = (PartRef, Time)> {
-        let policy: &dyn Policy = match &self.by_use {
-            Some(by_use) => by_use,
-            None => &*self.policy,
-        };
-        let parts = policy.order_by_use(device, seen).into_iter().flatten();
+        let parts = self.by_use.order_of_class(device, class, seen);
         parts.filter_map(|part| self.parts.get(part).map(|resident| (part, resident.used)))
+    }
+
+    fn class(&self, part: PartRef) -> Option<TenantClass> {
+        self.parts.get(part).map(|resident| resident.class)
     }
 
     /// The last use of a part that is here, or its arrival.

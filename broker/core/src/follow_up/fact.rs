@@ -71,6 +71,8 @@ pub(crate) enum Fact {
     DriverRanOut(DeviceIndex),
     /// A survey has shown what a device has.
     Surveyed,
+    /// The level of a place is lower than before.
+    PressureFell,
     /// Work for the pressure of a place can go on.
     PressureDue(Place),
 
@@ -117,6 +119,8 @@ pub(crate) enum Fact {
     QuotaStaged,
     /// A change of a quota is over.
     QuotaChanged,
+    /// The class or the weight of a tenant has changed.
+    StandingChanged,
     /// The settings have changed.
     SettingsChanged,
     /// A drain began or ended.

@@ -149,8 +149,11 @@ impl Broker {
             Fact::PrefetchQueued => self.follow_ups.add(Work::BeginPrefetches),
             Fact::PrefetchAdvanced(id) => self.follow_ups.add(Work::CompletePrefetch(id)),
             Fact::PrefetchedPartFreed(part) => self.follow_ups.add(Work::CheckPrefetches(part)),
-            // Its room, its turn or what it kept on the device may serve another.
-            Fact::PrefetchEnded | Fact::PrefetchRetryDue => self.begin_prefetches_if_queued(),
+            // Its room, its turn or what it kept on the device may serve another. Requests of a class that was paused may
+            // begin, and another tenant may go first.
+            Fact::PrefetchEnded | Fact::PrefetchRetryDue | Fact::PressureFell | Fact::StandingChanged => {
+                self.begin_prefetches_if_queued()
+            }
             Fact::QuotaReady(op) => self.follow_ups.add(Work::ResumeQuota(op)),
         }
     }

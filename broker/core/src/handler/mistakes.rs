@@ -111,6 +111,15 @@ impl Broker {
         self.ledger.set_quota(change.tenant, change.device.clone(), change.tier, quota);
     }
 
+    /// Orders parts by their last use, whatever the class of their tenants, for `PressureClassIgnored` and
+    /// `VictimClassIgnored`.
+    pub(crate) fn by_last_use(&self, mut parts: Vec<PartRef>) -> Vec<PartRef> {
+        parts.sort_by_key(|part| {
+            self.usage.residents.last_use(*part).max(self.usage.idle_on_host.last_use(*part))
+        });
+        parts
+    }
+
     /// Drops the rows of absent devices, for `AbsentQuotaLost`.
     pub(crate) fn without_absent(&self, mut rows: Vec<StoredQuota>) -> Vec<StoredQuota> {
         rows.retain(|row| row.device == "*" || self.find_device(&row.device).is_some());

@@ -1,8 +1,8 @@
-//! The eviction policy orders every part that may leave its device, each once, and remembers no part of an allocation
-//! that is gone.
+//! The eviction policy orders every part that may leave its device, each once and in the class of its tenant, and
+//! remembers no part of an allocation that is gone.
 
 use super::{EVICTION_ORDER, Violation, expect, expect_equal, scope::Scope};
-use crate::broker::Broker;
+use crate::{broker::Broker, event::PartRef, tenancy::TenantClass};
 
 pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) {
     if !matches!(scope, Scope::All) {
@@ -14,7 +14,19 @@ pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) 
         ordered.sort_unstable();
         let listed: Vec<_> = residents.listed(device).collect();
         expect_equal(found, EVICTION_ORDER, || format!("parts ordered on {device:?}"), &ordered, &listed);
-        let mut by_use: Vec<_> = residents.order_by_use(device, None).map(|(part, _)| part).collect();
+        let by_use = TenantClass::ALL.map(|class| residents.order_by_use(device, class, None));
+        let mut by_use: Vec<_> = by_use.into_iter().flatten().map(|(part, _)| part).collect();
+        let misplaced = TenantClass::ALL.into_iter().find_map(|class| {
+            let is_of_class = |part: &PartRef| {
+                let tenant = broker.allocations.get(part.allocation).map(|allocation| allocation.tenant);
+                tenant.is_none_or(|tenant| broker.tenants.standing(tenant).class == class)
+            };
+            let mut listed = residents.order_by_use(device, class, None).map(|(part, _)| part);
+            listed.find(|part| !is_of_class(part)).map(|part| (part, class))
+        });
+        expect(found, EVICTION_ORDER, misplaced.is_none(), || {
+            format!("{misplaced:?}: the tenant of the part is of another class")
+        });
         by_use.sort_unstable();
         expect_equal(found, EVICTION_ORDER, || format!("parts by use on {device:?}"), &by_use, &listed);
     }

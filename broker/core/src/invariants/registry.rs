@@ -147,6 +147,8 @@ registry! {
         "The eviction policy orders every part that may leave its device, each once, and remembers no part of an allocation that is gone.";
     ADVISED_ORDER = "INV-MOVE-11", Oracle "moves/advised.rs",
         "Of the parts of a tenant, one leaves for a waiter only if no other that could leave ranks lower by what their owners say.";
+    CLASS_ORDER = "INV-MOVE-12", Oracle "moves/classes.rs",
+        "No memory of a higher class of tenants leaves for pressure or a prefetch while memory of a lower class that may leave stays.";
     PREFETCH_ORDER = "INV-PREFETCH-1", Oracle "prefetch/order.rs",
         "No prefetch request begins while a client waits for room on its device, or before the one whose turn is first and that could begin.";
     PREFETCH_TOLD = "INV-PREFETCH-2", Oracle "prefetch/told.rs",
@@ -161,6 +163,8 @@ registry! {
         "Of a tenant's parts those that its sequences need last leave first, and those that they need next leave last.";
     SEQUENCE_HELD = "INV-SEQUENCE-3", Oracle "prefetch/sequences.rs",
         "A sequence ends when its client, an operator or its session ends it, its client is told why, and no request outlives it.";
+    PREFETCH_PAUSED = "INV-PREFETCH-5", Oracle "prefetch/paused.rs",
+        "No prefetch of a background tenant begins at elevated pressure of its device, and none of a utility tenant at high pressure.";
     IN_PLACE = "INV-PLACE-1", Oracle "mappings/in_place.rs",
         "A part that is accessed in place is mapped in host memory where it lies, and no pin fetches it.";
     FILES = "INV-FILE-1", Recomputed "files.rs",

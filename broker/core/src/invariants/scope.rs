@@ -150,7 +150,9 @@ impl ChangedRows {
                 OpKind::EndSession { session: id, .. } => session(id),
                 OpKind::Revoke { parts, .. } => allocation(&parts.allocation),
                 OpKind::Move { parts, .. } => allocation(&parts.allocation),
-                OpKind::Allocate { .. } | OpKind::BatchWait(_) | OpKind::Quota(_) => false,
+                OpKind::Allocate { .. } | OpKind::BatchWait(_) | OpKind::Quota(_) | OpKind::Standing(_) => {
+                    false
+                }
             }
     }
 }

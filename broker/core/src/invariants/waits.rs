@@ -43,7 +43,7 @@ pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) 
                 let of = parts.allocation;
                 parts.open().all(|part| is_moving(broker, PartRef { allocation: of, part }, id))
             }
-            OpKind::Quota(_) => true,
+            OpKind::Quota(_) | OpKind::Standing(_) => true,
         };
         expect(found, OPS, waits, || format!("{id:?} waits for nothing: {op:?}"));
     }

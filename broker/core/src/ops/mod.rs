@@ -6,4 +6,4 @@ mod quota_change;
 
 pub(crate) use op::{MoveGoal, Op, OpKind, OpTable, Requester};
 pub(crate) use per_part::PerPart;
-pub(crate) use quota_change::{QuotaChange, QuotaEdit};
+pub(crate) use quota_change::{QuotaChange, QuotaEdit, StandingChange, StandingEdit};

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use vramd_types::{AllocationId, SessionId};
 
-use super::{PerPart, QuotaChange};
+use super::{PerPart, QuotaChange, StandingChange};
 use crate::{
     command::{PartMove, PartRevocation},
     event::{CallId, RequestKey, Tier},
@@ -63,6 +63,7 @@ pub(crate) enum OpKind {
         goal: MoveGoal,
     },
     Quota(QuotaChange),
+    Standing(StandingChange),
 }
 
 /// The goal of an operator's move.

@@ -1,8 +1,12 @@
-//! A requested change of a quota.
+//! Requested changes of quotas, and of the classes and weights of tenants.
 
 use vramd_types::Quantity;
 
-use crate::{event::Tier, ledger::QuotaDevice, tenancy::TenantId};
+use crate::{
+    event::Tier,
+    ledger::QuotaDevice,
+    tenancy::{TenantClass, TenantId, TenantWeight},
+};
 
 /// A requested change. The daemon computes its result when its turn comes.
 #[derive(Clone, Debug)]
@@ -21,4 +25,19 @@ pub(crate) enum QuotaEdit {
         limit: Option<Quantity>,
     },
     Delete,
+}
+
+/// A requested change of a tenant's class and weight.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct StandingChange {
+    pub(crate) tenant: TenantId,
+    pub(crate) edit: StandingEdit,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum StandingEdit {
+    /// Values that are left out stay as they are.
+    Set { class: Option<TenantClass>, weight: Option<TenantWeight> },
+    /// The configuration applies again.
+    Reset,
 }

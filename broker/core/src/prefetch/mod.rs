@@ -23,7 +23,12 @@ use std::{
 use vramd_types::{AllocationId, Bytes, DeviceIndex, PartIndex, SessionId};
 
 use crate::{
-    error::Refusal, event::PartRef, moves::Cause, sequence::SequencePlace, tenancy::TenantId, time::Time,
+    error::Refusal,
+    event::PartRef,
+    moves::Cause,
+    sequence::SequencePlace,
+    tenancy::{Standing, TenantId},
+    time::Time,
 };
 pub(crate) use queue::Queues;
 pub(crate) use speed::Speed;
@@ -80,11 +85,20 @@ pub enum Deferral {
     RoomOnItsWay,
     /// A part of it is on its way elsewhere.
     Moving,
+    /// The device is so full that requests of its tenant's class are paused.
+    Pressure,
 }
 
 impl Deferral {
-    pub const ALL: [Self; 6] =
-        [Self::Demand, Self::Behind, Self::Link, Self::Room, Self::RoomOnItsWay, Self::Moving];
+    pub const ALL: [Self; 7] = [
+        Self::Demand,
+        Self::Behind,
+        Self::Link,
+        Self::Room,
+        Self::RoomOnItsWay,
+        Self::Moving,
+        Self::Pressure,
+    ];
 }
 
 /// A request that has not ended.
@@ -195,14 +209,19 @@ impl Prefetches {
     }
 
     /// Queues a request.
-    pub(crate) fn insert(&mut self, id: PrefetchId, request: Prefetch) {
+    pub(crate) fn insert(
+        &mut self,
+        id: PrefetchId,
+        request: Prefetch,
+        standing: impl Fn(TenantId) -> Standing,
+    ) {
         self.by_part.extend(request.parts.iter().map(|part| (*part, id)));
         if request.place.is_none() {
             self.untold.insert(id);
             *self.by_session.entry(id.0).or_default() += 1;
             *self.by_tenant.entry(request.tenant).or_default() += 1;
         }
-        self.queues.enter(id, &request);
+        self.queues.enter(id, &request, standing);
         self.requests.insert(id, request);
     }
 

@@ -1,9 +1,10 @@
 //! The order of queued requests on each device.
 //!
 //! Each tenant has a queue of its own: higher priority first, then the earlier deadline, then the earlier request.
-//! Between tenants the one goes first whose next request has the earliest deadline that can still be met. Among those
-//! without one, the tenant is next for which the fewest bytes were fetched. So deadlines are met as long as the link
-//! can meet them, and no tenant is starved by another's requests.
+//! Between tenants the higher class goes first. In a class the tenant goes first whose next request has the earliest
+//! deadline that can still be met. Among those without one, the tenant is next for which the fewest bytes were fetched
+//! for its weight. So deadlines are met as long as the link can meet them, and no tenant is starved by another one's
+//! requests, unless that one is of a higher class.
 
 use std::{
     cmp::Reverse,
@@ -13,7 +14,10 @@ use std::{
 use vramd_types::{Bytes, DeviceIndex};
 
 use super::{Prefetch, PrefetchId};
-use crate::{tenancy::TenantId, time::Time};
+use crate::{
+    tenancy::{Standing, TenantId, TenantWeight},
+    time::Time,
+};
 
 /// The place of a request in the queue of its tenant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -28,8 +32,9 @@ struct Place {
 #[derive(Debug, Default)]
 struct Queue {
     places: BTreeSet<Place>,
-    /// Bytes fetched for the tenant, or what it was taken to have when it last began to ask.
-    fetched: Bytes,
+    /// Bytes fetched for the tenant, each divided by its weight at that time, or what it was taken to have when it last
+    /// began to ask.
+    fetched: u128,
 }
 
 /// The queues of all tenants and devices.
@@ -48,13 +53,20 @@ impl Place {
 }
 
 impl Queues {
-    /// Adds a request. A tenant that had none queued starts with the share of the one that had the least, so it has no
-    /// claim on the time when it asked for nothing.
-    pub(super) fn enter(&mut self, id: PrefetchId, request: &Prefetch) {
+    /// Adds a request. A tenant that had none queued starts with the share of the one of its class that had the least, so
+    /// it has no claim on the time when it asked for nothing.
+    pub(super) fn enter(
+        &mut self,
+        id: PrefetchId,
+        request: &Prefetch,
+        standing: impl Fn(TenantId) -> Standing,
+    ) {
         let key = (request.device, request.tenant);
         if self.active.insert(key) {
             let others = self.active.range((key.0, TenantId::MIN)..=(key.0, TenantId::MAX));
-            let others = others.filter(|other| **other != key).filter_map(|other| self.queues.get(other));
+            let class = standing(key.1).class;
+            let others = others.filter(|other| **other != key && standing(other.1).class == class);
+            let others = others.filter_map(|other| self.queues.get(other));
             let least = others.map(|queue| queue.fetched).min().unwrap_or_default();
             let queue = self.queues.entry(key).or_default();
             queue.fetched = queue.fetched.max(least);
@@ -72,9 +84,14 @@ impl Queues {
     }
 
     /// Counts bytes that are fetched for a tenant.
-    pub(crate) fn count(&mut self, device: DeviceIndex, tenant: TenantId, bytes: Bytes) {
+    pub(crate) fn count(
+        &mut self,
+        (device, tenant): (DeviceIndex, TenantId),
+        weight: TenantWeight,
+        bytes: Bytes,
+    ) {
         if let Some(queue) = self.queues.get_mut(&(device, tenant)) {
-            queue.fetched = queue.fetched.saturating_add(bytes);
+            queue.fetched = queue.fetched.saturating_add(weight.divide(bytes.get()));
         }
     }
 
@@ -90,14 +107,20 @@ impl Queues {
     }
 
     /// The next request of each tenant, in their order.
-    pub(crate) fn heads(&self, device: DeviceIndex, now: Time) -> Vec<PrefetchId> {
+    pub(crate) fn heads(
+        &self,
+        device: DeviceIndex,
+        now: Time,
+        standing: impl Fn(TenantId) -> Standing,
+    ) -> Vec<PrefetchId> {
         let active = self.active.range((device, TenantId::MIN)..=(device, TenantId::MAX));
         let mut heads: Vec<_> = active
             .filter_map(|key| {
                 let queue = self.queues.get(key)?;
                 let first = queue.places.first()?;
                 let deadline = first.deadline.1.filter(|deadline| *deadline >= now);
-                Some(((deadline.is_none(), deadline, queue.fetched, first.since, first.id), first.id))
+                let class = Reverse(standing(key.1).class);
+                Some(((class, deadline.is_none(), deadline, queue.fetched, first.since, first.id), first.id))
             })
             .collect();
         heads.sort_unstable();

@@ -21,7 +21,7 @@ pub use level::Pressure;
 use crate::{
     event::{PartRef, Tier},
     ledger::Place,
-    tenancy::TenantId,
+    tenancy::{TenantClass, TenantId},
     time::Time,
 };
 
@@ -47,8 +47,8 @@ pub(crate) struct PressureState {
     pub(crate) tried: BTreeSet<PartRef>,
     /// Parts whose write-back ahead of need failed. They are not retried before the next survey.
     pub(crate) failed: BTreeSet<PartRef>,
-    /// The last part of the previous scan, with its last use. The next scan begins behind it.
-    pub(crate) scanned_to: BTreeMap<Place, (PartRef, Time)>,
+    /// The last part of the previous scan of each class, with its last use. The next scan begins behind it.
+    pub(crate) scanned_to: BTreeMap<(Place, TenantClass), (PartRef, Time)>,
     /// Bytes in host memory that the driver is releasing, by tenant. They are charged until it has.
     pub(crate) returning: BTreeMap<(Place, TenantId), Bytes>,
 }

@@ -26,6 +26,8 @@ pub(crate) enum Method {
     Load,
     SetQuota,
     DeleteQuota,
+    SetTenant,
+    ResetTenant,
     EndSession,
     FreeAllocation,
     RevokeMappings,
@@ -52,6 +54,8 @@ impl Method {
             Self::Load => "LoadFile",
             Self::SetQuota => "SetQuota",
             Self::DeleteQuota => "DeleteQuota",
+            Self::SetTenant => "SetTenant",
+            Self::ResetTenant => "ResetTenant",
             Self::EndSession => "EndSession",
             Self::FreeAllocation => "FreeAllocation",
             Self::RevokeMappings => "RevokeMappings",
@@ -75,13 +79,35 @@ pub(crate) enum Outcome {
     Attached(AllocationId),
     Sealed(AllocationId),
     Advised(AllocationId),
-    QuotaSet { tenant: TenantId, device: QuotaDevice, tier: Tier },
+    QuotaSet {
+        tenant: TenantId,
+        device: QuotaDevice,
+        tier: Tier,
+    },
     QuotaDeleted,
-    SessionEnded { gone: bool, still_mapped: Bytes },
-    AllocationFreed { allocation: AllocationId, still_charged: Bytes, mappers: Box<[SessionId]> },
-    MappingsRevoked { allocation: AllocationId, parts: Box<[(PartIndex, PartRevocation)]> },
-    PartsMoved { allocation: AllocationId, parts: Box<[(PartIndex, PartMove)]> },
-    PartsHeld { allocation: AllocationId, parts: Box<[PartIndex]> },
+    /// The class or the weight of the tenant was set, or follows the configuration again.
+    TenantChanged(TenantId),
+    SessionEnded {
+        gone: bool,
+        still_mapped: Bytes,
+    },
+    AllocationFreed {
+        allocation: AllocationId,
+        still_charged: Bytes,
+        mappers: Box<[SessionId]>,
+    },
+    MappingsRevoked {
+        allocation: AllocationId,
+        parts: Box<[(PartIndex, PartRevocation)]>,
+    },
+    PartsMoved {
+        allocation: AllocationId,
+        parts: Box<[(PartIndex, PartMove)]>,
+    },
+    PartsHeld {
+        allocation: AllocationId,
+        parts: Box<[PartIndex]>,
+    },
     WaitCancelled,
     PrefetchCancelled,
     SettingsChanged,
@@ -106,6 +132,7 @@ impl Outcome {
             | Self::Advised(_)
             | Self::QuotaSet { .. }
             | Self::QuotaDeleted
+            | Self::TenantChanged(_)
             | Self::SessionEnded { .. }
             | Self::WaitCancelled
             | Self::PrefetchCancelled

@@ -2,6 +2,8 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
+use super::Standing;
+
 /// A tenant's index in the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct TenantId(u32);
@@ -22,7 +24,20 @@ impl TenantId {
 #[derive(Debug, Default)]
 pub(crate) struct Tenants {
     ids: BTreeMap<Arc<str>, TenantId>,
-    names: Vec<Arc<str>>,
+    rows: Vec<Tenant>,
+    /// Tenants with a standing that operators have set.
+    stored: BTreeMap<Arc<str>, TenantId>,
+}
+
+#[derive(Debug)]
+struct Tenant {
+    name: Arc<str>,
+    /// As the configuration says.
+    configured: Option<Standing>,
+    /// As an operator has set it. It comes before the configured one.
+    stored: Option<Standing>,
+    /// Follows from these two. It is read whenever a part arrives.
+    in_force: Standing,
 }
 
 impl Tenants {
@@ -31,9 +46,14 @@ impl Tenants {
         if let Some(id) = self.ids.get(name) {
             return *id;
         }
-        let id = TenantId::from_index(self.names.len());
+        let id = TenantId::from_index(self.rows.len());
         let name: Arc<str> = Arc::from(name);
-        self.names.push(Arc::clone(&name));
+        self.rows.push(Tenant {
+            name: Arc::clone(&name),
+            configured: None,
+            stored: None,
+            in_force: Standing::default(),
+        });
         self.ids.insert(name, id);
         id
     }
@@ -43,16 +63,53 @@ impl Tenants {
     }
 
     pub(crate) fn name(&self, id: TenantId) -> &str {
-        self.names.get(id.index()).map_or("?", |name| name)
+        self.rows.get(id.index()).map_or("?", |row| &row.name)
     }
 
     /// Returns the name as a shared string.
     pub(crate) fn shared(&self, id: TenantId) -> Arc<str> {
-        self.names.get(id.index()).map_or_else(|| Arc::from("?"), Arc::clone)
+        self.rows.get(id.index()).map_or_else(|| Arc::from("?"), |row| Arc::clone(&row.name))
     }
 
     /// Returns all tenants in the order of their names.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (&str, TenantId)> {
         self.ids.iter().map(|(name, id)| (&**name, *id))
+    }
+
+    /// The class and the weight in force.
+    pub(crate) fn standing(&self, id: TenantId) -> Standing {
+        self.rows.get(id.index()).map(|row| row.in_force).unwrap_or_default()
+    }
+
+    /// The standing that operators have set, and the configured one.
+    pub(crate) fn sources(&self, id: TenantId) -> (Option<Standing>, Option<Standing>) {
+        self.rows.get(id.index()).map_or((None, None), |row| (row.stored, row.configured))
+    }
+
+    /// Returns the standings that operators have set, in the order of the tenants' names.
+    pub(crate) fn stored(&self) -> impl Iterator<Item = (&str, Standing)> {
+        let standing = |id: TenantId| self.rows.get(id.index()).and_then(|row| row.stored);
+        self.stored.iter().filter_map(move |(name, id)| Some((&**name, standing(*id)?)))
+    }
+
+    /// Sets the standing that the configuration gives.
+    pub(crate) fn configure(&mut self, id: TenantId, standing: Standing) {
+        if let Some(row) = self.rows.get_mut(id.index()) {
+            row.configured = Some(standing);
+            row.in_force = row.stored.unwrap_or(standing);
+        }
+    }
+
+    /// Sets the standing that operators have chosen; `None` returns to the configured one.
+    pub(crate) fn store(&mut self, id: TenantId, standing: Option<Standing>) {
+        if let Some(row) = self.rows.get_mut(id.index()) {
+            row.stored = standing;
+            row.in_force = standing.or(row.configured).unwrap_or_default();
+            let name = Arc::clone(&row.name);
+            match standing {
+                Some(_) => _ = self.stored.insert(name, id),
+                None => _ = self.stored.remove(&name),
+            }
+        }
     }
 }

@@ -139,6 +139,7 @@ pub fn config(devices: &[Bytes]) -> Config {
         files: false,
         pressure: broker_core::PressureBounds::default(),
         shares: vramd_types::Shares::default(),
+        tenants: BTreeMap::new(),
         // A waiter that nothing helps holds its device.
         limits: Limits { hold_after: Duration::ZERO, ..Limits::default() },
     }

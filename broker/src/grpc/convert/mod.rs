@@ -4,4 +4,5 @@ pub(super) mod moves;
 pub(super) mod page;
 pub(super) mod prefetch;
 pub(super) mod request;
+pub(super) mod tenant;
 pub(super) mod view;

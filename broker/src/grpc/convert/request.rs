@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use broker_core::{
     Advice, AllocationSpec, DeviceSelector, Kind, Lifetime, MemoryClass, PartSpan, Pattern, Preset, Refusal,
-    RequestKey, Retention, Target, Tier,
+    RequestKey, Retention, Target, TenantClass, Tier,
 };
 use prost::Message;
 use vramd_proto::v1;
@@ -285,6 +285,18 @@ pub(in crate::grpc) fn tier(tier: i32) -> Result<Tier, Refusal> {
         Ok(v1::Tier::Host) => Ok(Tier::Host),
         Ok(v1::Tier::Disk) => Ok(Tier::Disk),
         Err(_) => Err(unknown_value("tier")),
+    }
+}
+
+/// Converts a class of tenants; none means that it stays.
+pub(in crate::grpc) fn tenant_class(class: i32) -> Result<Option<TenantClass>, Refusal> {
+    match v1::TenantClass::try_from(class) {
+        Ok(v1::TenantClass::Unspecified) => Ok(None),
+        Ok(v1::TenantClass::Background) => Ok(Some(TenantClass::Background)),
+        Ok(v1::TenantClass::Utility) => Ok(Some(TenantClass::Utility)),
+        Ok(v1::TenantClass::Initiated) => Ok(Some(TenantClass::Initiated)),
+        Ok(v1::TenantClass::Interactive) => Ok(Some(TenantClass::Interactive)),
+        Err(_) => Err(unknown_value("class")),
     }
 }
 

@@ -17,6 +17,7 @@ mod replay;
 mod session;
 mod settings;
 mod status;
+mod tenant;
 mod trace;
 mod wait;
 mod watch;
@@ -35,6 +36,9 @@ pub(crate) enum Command {
     /// Show and set guarantees and limits of tenants.
     #[command(subcommand)]
     Quota(quota::Verb),
+    /// Show and set the classes and weights of tenants.
+    #[command(subcommand)]
+    Tenant(tenant::Verb),
     /// Show and end sessions of client processes.
     #[command(subcommand)]
     Session(session::Verb),
@@ -98,6 +102,7 @@ impl Command {
         match self {
             Self::Status => status::run(&admin()?, output),
             Self::Quota(verb) => quota::run(verb, &admin()?, output),
+            Self::Tenant(verb) => tenant::run(verb, &admin()?, output),
             Self::Session(verb) => session::run(verb, &admin()?, output),
             Self::Alloc(verb) => alloc::run(verb, &admin()?, output),
             Self::Ls(list) => alloc::run(alloc::Verb::List(list), &admin()?, output),

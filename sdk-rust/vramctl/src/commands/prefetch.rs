@@ -119,6 +119,7 @@ fn deferral_text(why: v1::PrefetchDeferral) -> &'static str {
         v1::PrefetchDeferral::Room => "the device is full, and nothing worth less may leave",
         v1::PrefetchDeferral::RoomOnItsWay => "room is being made",
         v1::PrefetchDeferral::Moving => "a part is on its way elsewhere",
+        v1::PrefetchDeferral::Pressure => "paused until the pressure falls",
     }
 }
 
@@ -131,6 +132,7 @@ fn deferral_name(why: v1::PrefetchDeferral) -> Option<&'static str> {
         v1::PrefetchDeferral::Room => Some("room"),
         v1::PrefetchDeferral::RoomOnItsWay => Some("room_on_its_way"),
         v1::PrefetchDeferral::Moving => Some("moving"),
+        v1::PrefetchDeferral::Pressure => Some("pressure"),
     }
 }
 

@@ -53,7 +53,12 @@ pub(super) fn check(config: &Config) {
         assert!(!devices.is_empty(), "no devices were chosen");
     }
     for tenant in tenants {
-        let rule = &tenant.0;
+        assert!(crate::names::is_name(&tenant.name), "{tenant:?}");
+    }
+    for standing in vramd::config::standings(tenants).values() {
+        assert!((1..=10_000).contains(&standing.weight.get()), "{standing:?}");
+    }
+    for rule in tenants.iter().filter_map(|tenant| tenant.rule.as_ref()) {
         assert!(
             rule.uid.is_some() || rule.gid.is_some() || rule.cgroup.is_some(),
             "{rule:?} fits every process"

@@ -43,6 +43,8 @@ pub struct Oracle {
     default_limit: Quantity,
     default_host_limit: Quantity,
     default_disk_limit: Quantity,
+    /// Classes and weights of the configuration.
+    configured_standings: std::collections::BTreeMap<String, broker_core::Standing>,
     settings: SettingsFacts,
     sessions_reserved: u64,
     /// The lanes of this world, if it has any.
@@ -152,6 +154,11 @@ struct Step {
     prefetch_stopped: bool,
     /// The event reports a failure of the driver or the disk.
     failure_reported: bool,
+    /// Pressure of each place before the event, and the places whose pressure has changed in it.
+    pressure_before: std::collections::BTreeMap<usize, broker_core::Pressure>,
+    pressure_changed: std::collections::BTreeSet<usize>,
+    /// The event tells of memory that other programs hold.
+    surveyed: bool,
 }
 
 /// State that an operator's request changes at once, as it was before.
@@ -171,6 +178,7 @@ impl Oracle {
             default_limit: config.default_limit,
             default_host_limit: config.default_host_limit,
             default_disk_limit: config.default_disk_limit,
+            configured_standings: config.tenants.clone(),
             settings: SettingsFacts::new(config),
             sessions_reserved: u64::from(config.sessions_reserved),
             lanes: None,
@@ -189,6 +197,7 @@ impl Oracle {
             answer_timeout: config.limits.map_answer_timeout,
             places: accounting::places::of(config),
             quotas_in_force: quota_table(stored),
+            standings: accounting::stored::standings(&stored.tenants),
             stored_requests: StoredRequests::of(stored),
             ..Facts::default()
         };
@@ -203,7 +212,7 @@ impl Oracle {
         self.facts.before = self.facts.now;
         self.facts.now = now;
         self.facts.clock += 1;
-        self.step = Step::default();
+        self.step = Step { pressure_before: self.facts.pressure.clone(), ..Step::default() };
         self.observe_event(event);
         // Memory that was not returned is charged to others from now on, whatever is admitted.
         self.step.committed = self.committed_all();
@@ -282,6 +291,7 @@ impl Oracle {
             Command::Notice(Notice::Advised { allocation, advice, .. }) => {
                 self.record_advice(*allocation, *advice);
                 self.record_retention(*allocation, *advice);
+                self.record_prefetched_in_place(*allocation, *advice);
             }
             Command::Notice(Notice::AllocationFreed { allocation, .. }) => {
                 self.step.freed.push(*allocation);
@@ -318,6 +328,7 @@ impl Oracle {
             Command::Notice(Notice::Backed { part, tier, .. }) => {
                 self.forget_unmade(broker);
                 self.record_late_backing(*part, *tier);
+                self.facts.backed.insert(*part, self.facts.now);
             }
             Command::Notice(Notice::WrittenBack { part, .. }) => self.check_written_back(*part),
             // The part stays where it is either way.
@@ -347,6 +358,10 @@ impl Oracle {
                     }
                 }
                 self.step.prefetch_stopped = true;
+                // A part that stays after all may count as used now.
+                if *tier != Tier::Device {
+                    self.facts.backed.insert(*part, self.facts.now);
+                }
                 self.record_stay(*part, *tier);
             }
             Command::RevokeWords { part, words } => self.check_word_revocation(*part, words, broker),
@@ -415,6 +430,7 @@ impl Oracle {
         self.check_prefetches(broker);
         self.check_sequences(broker);
         self.record_advised_leavable(broker);
+        self.record_leavable_by_class(broker);
         self.record_helped(&line, broker);
         self.check_silences(broker);
         self.record_line(line);

@@ -262,6 +262,7 @@ impl Oracle {
                 self.step.cleared_word = Some(*part).filter(|_| *cleared);
             }
             Completion::Surveyed { device, unbrokered, contexts, host_missing } => {
+                self.step.surveyed = true;
                 if let Some(host) = self.facts.place(usize::from(device.0), Tier::Host) {
                     self.facts.places[host].unbrokered = host_missing.get();
                 }

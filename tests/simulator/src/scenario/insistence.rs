@@ -1,6 +1,6 @@
 //! Draws whether a session and operators make as many requests as the daemon remembers, and repeat the oldest.
 
-use broker_core::{RequestKey, StoredRequest, Tier};
+use broker_core::{RequestKey, StoredChange, StoredRequest, Tier};
 
 use super::TENANTS;
 use crate::dice::Dice;
@@ -32,8 +32,12 @@ impl Insistence {
         let request = |number: u64| {
             let RequestKey { id, fingerprint } = Self::stored_key(number);
             let tenant = TENANTS[usize::try_from(number).unwrap_or(0) % TENANTS.len()].to_owned();
-            let (device, tier, deleted) = ("*".to_owned(), Tier::Device, number.is_multiple_of(3));
-            StoredRequest { uid: 0, deleted, id, fingerprint, tenant, device, tier }
+            let (device, tier) = ("*".to_owned(), Tier::Device);
+            let change = match number.is_multiple_of(3) {
+                true => StoredChange::QuotaDeleted { device, tier },
+                false => StoredChange::QuotaSet { device, tier },
+            };
+            StoredRequest { uid: 0, id, fingerprint, tenant, change }
         };
         (0..STORED).map(request).collect()
     }

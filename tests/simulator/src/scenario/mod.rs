@@ -1,6 +1,7 @@
 //! Scenarios: devices, limits, tenants with their scripts, and rates of faults, all drawn from a seed.
 
 mod advice;
+mod classes;
 mod crowds;
 mod disks;
 mod fault;
@@ -20,6 +21,8 @@ mod turns;
 mod write_backs;
 
 pub use advice::{Advising, Retaining};
+pub use classes::Classes;
+pub(crate) use classes::some_weight;
 pub use crowds::Crowds;
 pub use disks::Disks;
 pub use fault::{Fault, Faults};
@@ -126,6 +129,8 @@ pub struct Scenario {
     pub prefetching: Option<Prefetching>,
     /// Orders that clients declare, if they do.
     pub sequencing: Option<Sequencing>,
+    /// Unequal tenants, if any.
+    pub classes: Option<Classes>,
 }
 
 pub const TENANTS: [&str; 5] = ["ada", "bea", "cyd", "dot", "eve"];
@@ -192,7 +197,12 @@ impl Scenario {
             gang.apply_to(&mut config, &mut seats);
         }
         let policies = Policies::draw(&mut config, plan.seed);
-        let prefetching = Prefetching::draw(&mut config, plan.seed);
+        let classes = Classes::draw(&mut config, &mut stored, plan.seed);
+        if let Some(classes) = &classes {
+            classes.apply_to(&mut config, &mut seats, &tenants);
+        }
+        let is_contended = classes.is_some_and(|classes| classes.is_contended);
+        let prefetching = Prefetching::draw(&mut config, plan.seed, is_contended);
         Self {
             config,
             stored,
@@ -216,6 +226,7 @@ impl Scenario {
             policies,
             prefetching,
             sequencing: Sequencing::draw(plan.seed),
+            classes,
         }
     }
 }

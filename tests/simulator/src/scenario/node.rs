@@ -70,6 +70,7 @@ pub(super) fn config(dice: &mut Dice) -> Config {
         files: false,
         pressure: PressureBounds::default(),
         shares: Shares::default(),
+        tenants: std::collections::BTreeMap::new(),
         limits: limits(dice),
     }
 }
@@ -169,5 +170,5 @@ pub(super) fn stored(dice: &mut Dice, config: &Config) -> StoredQuotas {
             }
         }
     }
-    StoredQuotas { quotas, requests: Vec::new() }
+    StoredQuotas { quotas, ..StoredQuotas::default() }
 }

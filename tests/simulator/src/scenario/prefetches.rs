@@ -18,23 +18,28 @@ pub struct Prefetching {
     pub cancels: u64,
     /// The most parts of a request.
     pub parts_max: u64,
+    /// Of a thousand requests, how many have a deadline.
+    pub deadlines: u64,
     /// The latest deadline in microseconds.
     pub within_max: u64,
 }
 
 impl Prefetching {
-    pub(super) fn draw(config: &mut Config, seed: u64) -> Option<Self> {
+    /// `often`: all tenants ask ahead all the time.
+    pub(super) fn draw(config: &mut Config, seed: u64, often: bool) -> Option<Self> {
         let mut dice = Dice::new(seed, STREAM);
-        if dice.roll(ONE_IN) != 0 {
+        if dice.roll(ONE_IN) != 0 && !often {
             return None;
         }
         let prefetching = Self {
-            rate: dice.one(&[50, 150, 400]),
+            rate: if often { 600 } else { dice.one(&[50, 150, 400]) },
             cancels: dice.one(&[10, 40]),
             parts_max: dice.one(&[2, 4, 8]),
+            // Between tenants a deadline comes before the weight.
+            deadlines: if often { 200 } else { 600 },
             within_max: dice.one(&[2_000, 20_000, 200_000]),
         };
-        if dice.chance(500) {
+        if dice.chance(500) && !often {
             config.limits.prefetches_per_session_max = dice.one(&[1, 2]);
         }
         Some(prefetching)

@@ -4,14 +4,14 @@ use std::time::Duration;
 
 use broker_core::{
     DeviceSelector, Event, EvictionPolicy, OperatorRequest, PressureChange, RequestKey, SettingsChange,
-    ShareChange, Target, Tier,
+    ShareChange, Target, TenantClass, Tier,
 };
 use vramd_types::{Bytes, PartIndex, Quantity, SessionId, WaitId};
 
 use super::{World, driver::soon, queue::Action};
 use crate::{
     dice::Dice,
-    scenario::{Fault, OPERATORS, TENANTS},
+    scenario::{Fault, OPERATORS, TENANTS, some_weight},
 };
 
 /// Number of requests that operators may repeat.
@@ -44,6 +44,7 @@ impl World {
         }
         self.check_lists(&mut dice);
         self.cancel_some_prefetch();
+        self.change_some_tenant();
         if let Some(lanes) = self.scenario.lanes {
             let dice = Dice::new(self.plan.seed, u64::MAX / 4 + self.operator_acts);
             match lanes.is_crowded {
@@ -151,6 +152,34 @@ impl World {
             _ if self.broker.node().draining => OperatorRequest::Drain { draining: false },
             _ => return None,
         })
+    }
+
+    /// Changes the class or the weight of a tenant, or returns it to the configured ones; some changes are invalid.
+    fn change_some_tenant(&mut self) {
+        let Some(classes) = self.scenario.classes else { return };
+        let mut dice = Dice::new(self.plan.seed, u64::MAX / 16 + self.operator_acts);
+        if !dice.chance(classes.changes) {
+            return;
+        }
+        let tenant = match dice.chance(30) {
+            true => "no tenant!".to_owned(),
+            false => dice.one(&TENANTS).to_owned(),
+        };
+        let class = dice.one(&TenantClass::ALL);
+        let class = (!classes.only_weights && dice.chance(700)).then_some(class);
+        let weight = match dice.roll(20) {
+            0 => Some(0),
+            1 => Some(10_001),
+            2..12 => Some(some_weight(&mut dice).get()),
+            _ => None,
+        };
+        let request = match dice.chance(200) {
+            true => OperatorRequest::ResetTenant { tenant },
+            false => OperatorRequest::SetTenant { tenant, class, weight },
+        };
+        let key = dice.chance(300).then(|| self.new_key());
+        self.remember_request(key, &request);
+        self.operator_call(key, request);
     }
 
     /// Revokes mappings of several parts at once, so that sessions wait for each other.

@@ -60,7 +60,7 @@ impl World {
                 parts.push(others.swap_remove(dice.index(others.len())));
             }
         }
-        let mut within = dice.chance(600).then(|| {
+        let mut within = dice.chance(prefetching.deadlines).then(|| {
             Duration::from_micros(dice.between(prefetching.within_max / 20, prefetching.within_max))
         });
         match dice.roll(50) {

@@ -14,7 +14,7 @@ use crate::{
     tenancy::{Session, TenantId},
     view::{
         AllocationView, Backing, Counts, DeviceView, MapperView, NodeView, OwnQuotaView, PartView,
-        QuotaInForce, QuotaView, SessionView, TierView,
+        QuotaInForce, QuotaView, SessionView, StandingSource, TenantView, TierView,
     },
 };
 
@@ -172,6 +172,55 @@ impl Broker {
             rows.extend(absent.map(|(_, device, tier, _)| self.quota_view(id, device, tier)));
         }
         rows
+    }
+
+    /// The tenants with a class or weight of their own, a stored quota, a session or a charge, by name; one tenant or all.
+    pub fn list_tenants(&self, tenant: Option<&str>) -> Vec<TenantView> {
+        let mut sessions: BTreeMap<TenantId, usize> = BTreeMap::new();
+        for (_, session) in self.sessions.iter() {
+            let count = sessions.entry(session.tenant).or_default();
+            *count = count.saturating_add(1);
+        }
+        let with_quota = self.ledger.quotas().tenants();
+        let named = self.tenants.iter().filter(|(name, _)| tenant.is_none_or(|tenant| tenant == *name));
+        let views = named
+            .map(|(_, id)| (id, self.view_of_tenant(id, sessions.get(&id).copied().unwrap_or_default())));
+        let is_shown = |(id, view): &(TenantId, TenantView)| {
+            let charged = [view.on_device, view.in_host, view.on_disk];
+            view.source != StandingSource::Default
+                || view.sessions > 0
+                || charged.iter().any(|bytes| !bytes.is_zero())
+                || with_quota.contains(id)
+        };
+        views.filter(is_shown).map(|(_, view)| view).collect()
+    }
+
+    /// One tenant, with its class and its weight.
+    pub(crate) fn tenant_view(&self, tenant: TenantId) -> TenantView {
+        let own = self.sessions.iter().filter(|(_, session)| session.tenant == tenant);
+        self.view_of_tenant(tenant, own.count())
+    }
+
+    fn view_of_tenant(&self, tenant: TenantId, sessions: usize) -> TenantView {
+        let charged = |tier| {
+            let places = self.ledger.places().filter(|(place, _)| place.tier == tier);
+            let accounts = places.filter_map(|(_, balances)| balances.account(tenant));
+            accounts.fold(Bytes::ZERO, |sum, account| sum.saturating_add(account.charged()))
+        };
+        let source = match self.tenants.sources(tenant) {
+            (Some(_), _) => StandingSource::Operator,
+            (None, Some(_)) => StandingSource::Configuration,
+            (None, None) => StandingSource::Default,
+        };
+        TenantView {
+            tenant: self.tenants.name(tenant).to_owned(),
+            standing: self.tenants.standing(tenant),
+            source,
+            on_device: charged(Tier::Device),
+            in_host: charged(Tier::Host),
+            on_disk: charged(Tier::Disk),
+            sessions,
+        }
     }
 
     pub fn devices(&self) -> Vec<DeviceView> {

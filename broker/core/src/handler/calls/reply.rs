@@ -98,6 +98,7 @@ impl Broker {
                 Reply::QuotaSet(Box::new(self.quota_view(*tenant, device, *tier)))
             }
             Outcome::QuotaDeleted => Reply::QuotaDeleted,
+            Outcome::TenantChanged(tenant) => Reply::TenantChanged(Box::new(self.tenant_view(*tenant))),
             Outcome::SessionEnded { gone, still_mapped } => {
                 Reply::SessionEnded { gone: *gone, still_mapped: *still_mapped }
             }

@@ -1,5 +1,5 @@
 //! The choice of what leaves a device: first extents that are leaving already, then cached extents, the oldest
-//! first, then unused parts in the order of the eviction policy.
+//! first, then unused parts, of the lowest class of tenants first, and in a class in the order of the eviction policy.
 //!
 //! One walk over the candidates of a device serves all its waiters: each goes on where the last one found
 //! enough. Choices are made on a draft of the ledger and undone for a waiter that they do not help. A part is a
@@ -471,7 +471,9 @@ impl Broker {
                 (Some(need), _) => !need.is_ahead,
             }
         };
-        let parts = self.advised_order(device).filter(|part| {
+        let order: Box<dyn Iterator<Item = PartRef>> = Box::new(self.advised_order(device));
+        planted!(self, VictimClassIgnored => order = Box::new(self.by_last_use(order.collect()).into_iter()));
+        let parts = order.filter(|part| {
             let is_kept = self.moves.prefetches.is_kept(*part);
             planted!(self, PrefetchedEvicted => is_kept = false);
             !asked.contains(part) && !is_kept && is_worth_less(part)

@@ -37,6 +37,7 @@ impl Broker {
             OpKind::Quota(_) => {
                 "room for the guarantee is being made, or the quota is being stored".to_owned()
             }
+            OpKind::Standing(_) => "the class and the weight are being stored".to_owned(),
         })
     }
 

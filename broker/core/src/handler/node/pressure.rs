@@ -14,12 +14,15 @@ use crate::{
     follow_up::Fact,
     ledger::Place,
     limits::{COLD_PARTS_SCANNED, EXTENT_SPARE_DIVISOR, WRITE_BACKS_AHEAD_MAX},
-    line::RoomPlan,
+    line::{Footprint, RoomPlan},
     moves::{Backing, Cause},
     pressure::{Fill, Gauge, Outlook, Pressure, PressureNote},
-    tenancy::{Session, TenantId},
+    tenancy::{Session, TenantClass, TenantId},
     time::Time,
 };
+
+/// For each class of tenants, the last part that a scan for cold parts visited, if there may be more behind it.
+type ScanEnds = Vec<(TenantClass, Option<(PartRef, Time)>)>;
 
 impl Broker {
     /// Starts the gauges, when nothing is charged anywhere.
@@ -43,6 +46,9 @@ impl Broker {
             self.push_notice(Notice::PressureChanged { device, tier, from, to, charged, capacity });
             planted!(self, ReliefUnreported => if to <= from { return self.arm_pressure() });
             self.send_pressure(place, fill);
+            if to < from {
+                self.follow_ups.push(Fact::PressureFell);
+            }
             if to == Pressure::Critical {
                 self.relieve_pressure(place);
             }
@@ -75,23 +81,25 @@ impl Broker {
     pub(crate) fn relieve_pressure(&mut self, place: Place) {
         self.release_cached_under_pressure(place);
         if !self.can_relieve(place) {
-            self.node.pressure.scanned_to.remove(&place);
+            TenantClass::ALL
+                .iter()
+                .for_each(|class| _ = self.node.pressure.scanned_to.remove(&(place, *class)));
             return;
         }
         let high = self.pressure_of(place) >= Pressure::High;
         match place.tier {
             Tier::Device => {
-                let (cold, next) = self.cold_in(place);
-                let evicted = high && self.evict_cold(place, &cold);
+                let (cold, ends) = self.cold_in(place);
+                let mut begun = if high { self.evict_cold(place, &cold) } else { Vec::new() };
                 let mut idle = self.read_mostly_in(place);
                 idle.extend(&cold);
-                let written = self.write_back_ahead(place.device, &idle);
-                self.record_cold_scan(place, next, evicted || written);
+                begun.extend(self.write_back_ahead(place.device, &idle));
+                self.record_cold_scan(place, ends, &begun);
             }
             Tier::Host if high => {
-                let (cold, next) = self.cold_in(place);
-                let demoted = self.demote_cold(place, &self.by_location(cold));
-                self.record_cold_scan(place, next, demoted);
+                let (cold, ends) = self.cold_in(place);
+                let begun = self.demote_cold(place, &self.by_location(cold));
+                self.record_cold_scan(place, ends, &begun);
             }
             Tier::Host | Tier::Disk => {}
         }
@@ -111,25 +119,83 @@ impl Broker {
             && self.pressure_of(Place { device, tier }) >= begins
     }
 
-    /// Cold parts of a bounded number, in the order in which they should leave, and where the next scan begins
-    /// if none of them can do anything. Discardable parts are not among them: they leave without a copy, so
-    /// doing that before their room is needed wins nothing.
-    fn cold_in(&self, place: Place) -> (Vec<PartRef>, Option<(PartRef, Time)>) {
+    /// Cold parts of a bounded number, in the order in which they should leave: those of the lowest class first. Also
+    /// returns for each class where the next scan begins if none of its parts can do anything. Discardable parts are not
+    /// among them: they leave without a copy, so doing that before their room is needed wins nothing.
+    fn cold_in(&self, place: Place) -> (Vec<PartRef>, ScanEnds) {
         let cold_after = self.node.settings.pressure.cold_after;
         planted!(self, HotEvicted => cold_after = std::time::Duration::ZERO);
         let since = self.shell.now.before(cold_after);
         let among = if place.tier == Tier::Device { &self.usage.residents } else { &self.usage.idle_on_host };
-        let seen = self.node.pressure.scanned_to.get(&place).copied();
-        let looked_at: Vec<_> = among.order_by_use(place.device, seen).take(COLD_PARTS_SCANNED).collect();
-        let is_meant = |(part, last): &(PartRef, Time)| {
-            *last < since
-                && among.is_candidate(*part)
-                && !matches!(self.moves.backings.get(part), Some(Backing::Needless))
+        let is_meant = |part: &PartRef| {
+            among.is_candidate(*part) && !matches!(self.moves.backings.get(part), Some(Backing::Needless))
         };
-        let cold = looked_at.iter().filter(|it| is_meant(it)).map(|(part, _)| *part).collect();
-        let is_full = looked_at.len() == COLD_PARTS_SCANNED;
-        // Everything behind a part that was just used was used later still.
-        (cold, looked_at.last().filter(|(_, last)| is_full && *last < since).copied())
+        let leaving = self.leaving_by_tenant(place);
+        let (mut all, mut ends) = (Vec::new(), Vec::new());
+        for class in TenantClass::ALL {
+            let seen = self.node.pressure.scanned_to.get(&(place, class)).copied();
+            // Everything behind a part that was just used was used later still.
+            let cold = among.order_by_use(place.device, class, seen).take_while(|(_, last)| *last < since);
+            let looked_at: Vec<_> = cold.take(COLD_PARTS_SCANNED).collect();
+            let is_full = looked_at.len() == COLD_PARTS_SCANNED;
+            ends.push((class, looked_at.last().filter(|_| is_full).copied()));
+            let cold = looked_at.into_iter().map(|(part, _)| part).filter(is_meant).collect();
+            all.extend(self.by_share(place, cold, &leaving));
+        }
+        planted!(self, PressureClassIgnored => all = self.by_last_use(all));
+        (all, ends)
+    }
+
+    /// Cold parts of one class: the tenant comes next that would keep the most bytes for its weight. Parts of one tenant
+    /// keep their order.
+    fn by_share(
+        &self,
+        place: Place,
+        cold: Vec<PartRef>,
+        leaving: &BTreeMap<TenantId, Bytes>,
+    ) -> Vec<PartRef> {
+        let mut queues: BTreeMap<TenantId, VecDeque<(usize, PartRef, Bytes)>> = BTreeMap::new();
+        for (at, part) in cold.iter().enumerate() {
+            if let Some(Footprint { tenant, size, .. }) = self.footprint_of(*part) {
+                queues.entry(tenant).or_default().push_back((at, *part, size));
+            }
+        }
+        if queues.len() < 2 {
+            return cold;
+        }
+        let held = |tenant: TenantId| {
+            let charged = self.ledger.account(tenant, place).map_or(Bytes::ZERO, |account| account.charged());
+            charged.saturating_sub(leaving.get(&tenant).copied().unwrap_or_default())
+        };
+        let mut held: BTreeMap<_, _> = queues.keys().map(|tenant| (*tenant, held(*tenant))).collect();
+        let mut order = Vec::with_capacity(cold.len());
+        loop {
+            let next = queues.iter().filter_map(|(tenant, parts)| {
+                let weight = self.tenants.standing(*tenant).weight;
+                // Of equal tenants the one comes first whose part was used longer ago.
+                let (at, ..) = parts.front()?;
+                Some((weight.divide(held.get(tenant)?.get()), std::cmp::Reverse(*at), *tenant))
+            });
+            let Some((.., tenant)) = next.max() else { return order };
+            let Some((_, part, size)) = queues.get_mut(&tenant).and_then(VecDeque::pop_front) else {
+                return order;
+            };
+            held.entry(tenant).and_modify(|bytes| *bytes = bytes.saturating_sub(size));
+            order.push(part);
+        }
+    }
+
+    /// Bytes that are leaving a place and are still charged there, by tenant.
+    fn leaving_by_tenant(&self, place: Place) -> BTreeMap<TenantId, Bytes> {
+        if place.tier != Tier::Device {
+            return self.leaving_from(place);
+        }
+        let mut leaving: BTreeMap<TenantId, Bytes> = BTreeMap::new();
+        for (_, was) in self.line.room.iter().filter(|(_, was)| was.device == place.device) {
+            let bytes = leaving.entry(was.tenant).or_default();
+            *bytes = bytes.saturating_add(was.size);
+        }
+        leaving
     }
 
     /// Parts without known pins that their owners mostly read, whether or not they are cold: their backing stays clean
@@ -138,7 +204,8 @@ impl Broker {
         if self.usage.advice.is_empty() {
             return Vec::new();
         }
-        let parts = self.usage.residents.order_by_use(place.device, None).take(COLD_PARTS_SCANNED);
+        let of_class = |class| self.usage.residents.order_by_use(place.device, class, None);
+        let parts = TenantClass::ALL.into_iter().flat_map(of_class).take(COLD_PARTS_SCANNED);
         let parts = parts.map(|(part, _)| part).filter(|part| self.usage.residents.is_candidate(*part));
         parts.filter(|part| self.usage.advice.of(*part).is_read_mostly).collect()
     }
@@ -161,30 +228,38 @@ impl Broker {
             .collect()
     }
 
-    fn record_cold_scan(&mut self, place: Place, next: Option<(PartRef, Time)>, done: bool) {
-        match next {
-            _ if done => {}
-            Some(last) => _ = self.node.pressure.scanned_to.insert(place, last),
-            None => _ = self.node.pressure.scanned_to.remove(&place),
+    /// Sets where the next scan of each class begins: where this one has ended, unless a part of the class does something.
+    fn record_cold_scan(&mut self, place: Place, ends: ScanEnds, begun: &[PartRef]) {
+        let begun: BTreeSet<TenantClass> = begun.iter().filter_map(|part| self.class_of(*part)).collect();
+        for (class, end) in ends.into_iter().filter(|(class, _)| !begun.contains(class)) {
+            match end {
+                Some(last) => _ = self.node.pressure.scanned_to.insert((place, class), last),
+                None => _ = self.node.pressure.scanned_to.remove(&(place, class)),
+            }
         }
     }
 
-    /// Evicts cold parts. Returns whether any leaves.
-    fn evict_cold(&mut self, place: Place, cold: &[PartRef]) -> bool {
-        let Some(target) = self.eviction_target(place) else { return false };
-        planted!(self, EvictedFarBelow => target = Bytes::ZERO);
-        let plan = self.choose_for_pressure(place.device, cold, target);
-        planted!(self, ColdStays => return false);
-        let leaves = !plan.victims.is_empty();
-        self.execute(plan, Cause::Pressure);
-        leaves
+    /// The class of the tenant that is charged for a part.
+    fn class_of(&self, part: PartRef) -> Option<TenantClass> {
+        self.footprint_of(part).map(|footprint| self.tenants.standing(footprint.tenant).class)
     }
 
-    /// Writes parts back. Returns whether any copy begins.
-    fn write_back_ahead(&mut self, device: DeviceIndex, parts: &[PartRef]) -> bool {
+    /// Evicts cold parts. Returns those that leave.
+    fn evict_cold(&mut self, place: Place, cold: &[PartRef]) -> Vec<PartRef> {
+        let Some(target) = self.eviction_target(place) else { return Vec::new() };
+        planted!(self, EvictedFarBelow => target = Bytes::ZERO);
+        let plan = self.choose_for_pressure(place.device, cold, target);
+        planted!(self, ColdStays => return Vec::new());
+        let victims = plan.victims.iter().map(|(part, _)| *part).collect();
+        self.execute(plan, Cause::Pressure);
+        victims
+    }
+
+    /// Writes parts back. Returns those whose copy begins.
+    fn write_back_ahead(&mut self, device: DeviceIndex, parts: &[PartRef]) -> Vec<PartRef> {
         let of_device = self.moves.write_backs.iter().filter(|(part, _)| self.is_on(*part, device));
         let mut left = WRITE_BACKS_AHEAD_MAX.saturating_sub(of_device.count());
-        let before = left;
+        let mut begun = Vec::new();
         for part in parts {
             if left == 0 {
                 break;
@@ -200,9 +275,10 @@ impl Broker {
             }
             if self.write_back_part(None, *part).is_none() {
                 left = left.saturating_sub(1);
+                begun.push(*part);
             }
         }
-        left < before
+        begun
     }
 
     fn are_extents_scarce(&self) -> bool {
@@ -210,14 +286,16 @@ impl Broker {
         self.pool.len() >= extents_max.saturating_sub(extents_max / EXTENT_SPARE_DIVISOR)
     }
 
-    /// Moves cold parts from host memory to disk. Returns whether any begins to.
-    fn demote_cold(&mut self, place: Place, cold: &[PartRef]) -> bool {
-        let Some((fill, target)) = self.fill(place).zip(self.eviction_target(place)) else { return false };
+    /// Moves cold parts from host memory to disk. Returns those that begin to.
+    fn demote_cold(&mut self, place: Place, cold: &[PartRef]) -> Vec<PartRef> {
+        let Some((fill, target)) = self.fill(place).zip(self.eviction_target(place)) else {
+            return Vec::new();
+        };
         planted!(self, DemotedFarBelow => target = Bytes::ZERO);
         let mut leaving = self.leaving_from(place);
         let all_leaving = leaving.values().copied().fold(Bytes::ZERO, Bytes::saturating_add);
         let mut left = fill.charged.saturating_sub(all_leaving);
-        let mut demoted = false;
+        let mut demoted = Vec::new();
         for part in cold {
             if left <= target {
                 break;
@@ -239,7 +317,7 @@ impl Broker {
             if begun.is_ok() {
                 left = left.saturating_sub(footprint.size);
                 *of_tenant = without;
-                demoted = true;
+                demoted.push(*part);
             }
         }
         demoted
@@ -288,8 +366,12 @@ impl Broker {
         let hears = |session: &Session| {
             session.wants_pressure && session.channel_open && session.devices.contains(&place.device)
         };
-        let channels = self.sessions.iter().filter(|(_, session)| hears(session)).map(|(_, it)| it.channel);
-        for channel in channels.collect::<Vec<_>>() {
+        let class = |session: &Session| self.tenants.standing(session.tenant).class;
+        let hearing = self.sessions.iter().filter(|(_, session)| hears(session));
+        let mut channels: Vec<_> = hearing.map(|(_, session)| (class(session), session.channel)).collect();
+        // The lowest class first: its sessions are the first to make room.
+        channels.sort_by_key(|(class, _)| *class);
+        for (_, channel) in channels {
             self.push_command(Command::Send {
                 channel,
                 frame: DaemonFrame::Pressure(pressure_note(place, outlook)),

@@ -56,6 +56,7 @@ impl Fenced {
             files: false,
             pressure: crate::pressure::PressureBounds::default(),
             shares: vramd_types::Shares::default(),
+            tenants: std::collections::BTreeMap::new(),
             limits: Limits::default(),
         };
         let broker = Broker::new(config, StoredQuotas::default(), Time::START);

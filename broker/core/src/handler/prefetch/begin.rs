@@ -65,12 +65,15 @@ impl Broker {
     fn begin_prefetches_on(&mut self, device: DeviceIndex) {
         // Each turn takes a request out of a queue, or ends.
         'turns: loop {
-            let heads = self.moves.prefetches.queues.heads(device, self.shell.now);
+            let heads = self.prefetch_heads(device);
             planted!(self, PrefetchOrderReversed => heads = heads.into_iter().rev().collect());
             let blocked = self.why_prefetches_wait(device);
             for id in heads {
                 if let Some(why) = blocked {
                     self.moves.prefetches.defer(id, why);
+                    continue;
+                }
+                if self.pause_prefetch(id) {
                     continue;
                 }
                 if self.moves.prefetches.was_tried(id) {
@@ -138,7 +141,7 @@ impl Broker {
                 Ok(_) => {
                     let size = self.footprint_of(part).map_or(Bytes::ZERO, |footprint| footprint.size);
                     self.moves.prefetches.record_begun(part, device, size);
-                    self.moves.prefetches.queues.count(device, tenant, size);
+                    self.count_prefetched(device, tenant, size);
                     missing.insert(part);
                 }
                 Err(error) => {

@@ -1,6 +1,7 @@
 //! Prefetch requests: a client asks for parts ahead of their use, and is told how far they are.
 //!
 //! - `request`: requests are taken, cancelled and ended
+//! - `classes`: what the class and the weight of tenants decide about requests
 //! - `begin`: the next request of each device begins, once it has room
 //! - `progress`: its parts arrive, are used, or leave again
 //! - `list`: requests as operators see them
@@ -12,6 +13,7 @@
 //! [`Broker::plan_for_prefetch`]: crate::Broker
 
 mod begin;
+mod classes;
 mod list;
 mod progress;
 mod request;

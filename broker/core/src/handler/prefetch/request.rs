@@ -41,7 +41,8 @@ impl Broker {
             Ok((tenant, device, bytes)) => {
                 let deadline = spec.within.map(|within| self.shell.now.after(within));
                 let request = Prefetch::new(tenant, (device, bytes), spec, (self.shell.now, deadline));
-                self.moves.prefetches.insert((id, number), request);
+                let standing = |tenant| self.tenants.standing(tenant);
+                self.moves.prefetches.insert((id, number), request, standing);
                 self.follow_ups.push(Fact::PrefetchQueued);
             }
             Err(refusal) => self.tell_prefetch((id, number), PrefetchState::Refused(refusal)),

@@ -68,7 +68,10 @@ impl Broker {
                 false => self.schedule_in_place_unmap(part),
             }
         }
-        if !in_place {
+        if in_place {
+            // Prefetch requests need no room for them any longer.
+            self.follow_ups.push(Fact::PrefetchRetryDue);
+        } else {
             // The parts would have to fit on their device together with what else the calls wait for.
             self.refuse_infeasible_pins();
         }

@@ -9,6 +9,7 @@
 //! - `operator_holds`: parts that operators hold on their device
 //! - `advice`: what owners say about the use of an allocation
 //! - `quota`: changes of quotas
+//! - `standing`: changes of the class and the weight of tenants
 //! - `settings`: changes of settings
 
 mod advice;
@@ -18,6 +19,7 @@ mod operator_holds;
 pub(super) mod part_orders;
 pub(super) mod quota;
 mod settings;
+mod standing;
 
 use std::collections::BTreeMap;
 

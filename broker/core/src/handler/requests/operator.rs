@@ -24,6 +24,8 @@ impl Broker {
         let method = match &request {
             OperatorRequest::SetQuota { .. } => Method::SetQuota,
             OperatorRequest::DeleteQuota { .. } => Method::DeleteQuota,
+            OperatorRequest::SetTenant { .. } => Method::SetTenant,
+            OperatorRequest::ResetTenant { .. } => Method::ResetTenant,
             OperatorRequest::EndSession { .. } => Method::EndSession,
             OperatorRequest::FreeAllocation(_) => Method::FreeAllocation,
             OperatorRequest::RevokeMappings { .. } => Method::RevokeMappings,
@@ -50,6 +52,10 @@ impl Broker {
             OperatorRequest::DeleteQuota { tenant, device, tier } => {
                 self.plan_delete_quota(&tenant, &device, tier)
             }
+            OperatorRequest::SetTenant { tenant, class, weight } => {
+                self.plan_set_tenant(&tenant, class, weight)
+            }
+            OperatorRequest::ResetTenant { tenant } => self.plan_reset_tenant(&tenant),
             OperatorRequest::EndSession { session, kill } => self.end_session(session, kill),
             OperatorRequest::FreeAllocation(target) => self.free_for_operator(op, &target),
             OperatorRequest::RevokeMappings { target, parts, wait } => {
@@ -69,7 +75,7 @@ impl Broker {
         };
         self.record_start(op, call, requester, method, key, start);
         match self.requests.ops.get(op).map(|op| &op.kind) {
-            Some(OpKind::Quota(_)) => self.queue_quota(op),
+            Some(OpKind::Quota(_) | OpKind::Standing(_)) => self.queue_quota(op),
             Some(OpKind::Revoke { .. } | OpKind::Move { .. }) => self.begin_parts(op),
             _ => {}
         }

@@ -1,6 +1,7 @@
 //! Changes of quotas: checked against guarantees and charges, stored on disk, then put into force.
 //!
-//! The daemon makes one change at a time, so that each is checked against the result of the one before.
+//! The daemon makes one change at a time, so that each is checked against the result of the one before. Changes of
+//! classes and weights (`standing.rs`) stand in the same queue, since all are stored together.
 
 use std::collections::VecDeque;
 
@@ -17,8 +18,8 @@ use crate::{
     limits::REQUESTS_REMEMBERED,
     line::RoomPlan,
     ops::{OpKind, QuotaChange, QuotaEdit, Requester},
-    tenancy::{Method, OpId, Outcome, TenantId},
-    view::{StoredQuota, StoredQuotas, StoredRequest},
+    tenancy::{Method, OpId, Outcome, Standing, TenantId},
+    view::{StoredChange, StoredQuota, StoredQuotas, StoredRequest, StoredTenant},
 };
 
 /// Changes that wait for their turn, and the one that is being stored.
@@ -27,17 +28,23 @@ pub(crate) struct QuotaQueue {
     waiting: VecDeque<OpId>,
     /// The change that waits for cached extents to be released, so that its guarantee is backed.
     making_room: Option<OpId>,
-    storing: Option<Storing>,
+    pub(super) storing: Option<Storing>,
     /// Requests that are on disk, oldest first: the last ones of each uid.
-    stored_requests: VecDeque<StoredRequest>,
+    pub(super) stored_requests: VecDeque<StoredRequest>,
 }
 
 #[derive(Debug)]
-struct Storing {
-    op: OpId,
-    change: QuotaChange,
-    quota: Option<Quota>,
-    request: Option<StoredRequest>,
+pub(super) struct Storing {
+    pub(super) op: OpId,
+    pub(super) change: Change,
+    pub(super) request: Option<StoredRequest>,
+}
+
+/// A change, with its result.
+#[derive(Debug)]
+pub(super) enum Change {
+    Quota(QuotaChange, Option<Quota>),
+    Standing(TenantId, Option<Standing>),
 }
 
 impl QuotaQueue {
@@ -112,10 +119,15 @@ impl Broker {
     fn start_next_quota(&mut self) {
         while self.requests.quotas.storing.is_none() && self.requests.quotas.making_room.is_none() {
             let Some(op) = self.requests.quotas.waiting.pop_front() else { return };
-            let Some(OpKind::Quota(change)) = self.requests.ops.get_mut(op).map(|op| &op.kind) else {
-                continue;
+            let change = match self.requests.ops.get_mut(op).map(|op| &op.kind) {
+                Some(OpKind::Quota(change)) => change.clone(),
+                Some(OpKind::Standing(change)) => {
+                    let change = *change;
+                    self.store_standing(op, change);
+                    continue;
+                }
+                _ => continue,
             };
-            let change = change.clone();
             match self.check_change(&change) {
                 Ok((quota, plan)) if plan.is_empty() => self.store_quota(op, change, quota),
                 Ok((_, plan)) => {
@@ -216,8 +228,24 @@ impl Broker {
         }
         // Waiters of the tenant may use what is reserved for it.
         self.follow_ups.push(Fact::QuotaStaged);
-        let request = self.request_of(op, &change);
+        let (device, tier) = (self.device_text(&change.device), change.tier);
+        let stored = match quota {
+            Some(_) => StoredChange::QuotaSet { device, tier },
+            None => StoredChange::QuotaDeleted { device, tier },
+        };
+        let request = self.request_of(op, change.tenant, stored);
         planted!(self, StoredRequestLost => request = None);
+        let quotas = self.stored_rows(&book);
+        planted!(self, AbsentQuotaLost => quotas = self.without_absent(quotas));
+        planted!(self, OtherQuotaChanged => quotas = self.changed_for_all(quotas, change.tier, quota));
+        let tenants = self.stored_tenants(None);
+        planted!(self, StandingUnstored => tenants = Vec::new());
+        self.store(Storing { op, change: Change::Quota(change, quota), request }, quotas, tenants);
+        planted!(self, QuotaAnsweredUnstored => if quota.is_none() { self.finish(op, Ok(Outcome::QuotaDeleted)) });
+    }
+
+    /// The rows of quotas to store.
+    pub(super) fn stored_rows(&self, book: &QuotaTable) -> Vec<StoredQuota> {
         let row = |(tenant, device, tier, quota): (TenantId, &QuotaDevice, Tier, Quota)| StoredQuota {
             tenant: self.tenants.name(tenant).to_owned(),
             device: self.device_text(device),
@@ -225,54 +253,49 @@ impl Broker {
             guarantee: quota.guarantee,
             limit: quota.limit,
         };
-        let quotas = book.iter().map(row).collect();
-        planted!(self, AbsentQuotaLost => quotas = self.without_absent(quotas));
-        planted!(self, OtherQuotaChanged => quotas = self.changed_for_all(quotas, change.tier, quota));
-        let requests = self.requests.quotas.stored_requests.iter().chain(&request).cloned().collect();
-        self.requests.quotas.storing = Some(Storing { op, change, quota, request });
-        self.push_command(Command::StoreQuotas(StoredQuotas { quotas, requests }));
-        planted!(self, QuotaAnsweredUnstored => if quota.is_none() { self.finish(op, Ok(Outcome::QuotaDeleted)) });
+        book.iter().map(row).collect()
     }
 
-    fn request_of(&mut self, op: OpId, change: &QuotaChange) -> Option<StoredRequest> {
-        let (key, requester, method) =
-            self.requests.ops.get_mut(op).map(|op| (op.key, op.requester, op.method))?;
+    /// Has everything stored, with a change that comes into force once it is.
+    pub(super) fn store(&mut self, storing: Storing, quotas: Vec<StoredQuota>, tenants: Vec<StoredTenant>) {
+        let requests = self.requests.quotas.stored_requests.iter().chain(&storing.request).cloned().collect();
+        self.requests.quotas.storing = Some(storing);
+        self.push_command(Command::StoreQuotas(StoredQuotas { quotas, tenants, requests }));
+    }
+
+    pub(super) fn request_of(
+        &mut self,
+        op: OpId,
+        tenant: TenantId,
+        change: StoredChange,
+    ) -> Option<StoredRequest> {
+        let (key, requester) = self.requests.ops.get_mut(op).map(|op| (op.key, op.requester))?;
         let (Some(key), Requester::Operator { uid }) = (key, requester) else { return None };
-        Some(StoredRequest {
-            uid,
-            deleted: method == Method::DeleteQuota,
-            id: key.id,
-            fingerprint: key.fingerprint,
-            tenant: self.tenants.name(change.tenant).to_owned(),
-            device: self.device_text(&change.device),
-            tier: change.tier,
-        })
+        let tenant = self.tenants.name(tenant).to_owned();
+        Some(StoredRequest { uid, id: key.id, fingerprint: key.fingerprint, tenant, change })
     }
 
     pub(crate) fn on_quotas_stored(&mut self, result: Result<(), String>) {
-        let Some(Storing { op, change, quota, request }) = self.requests.quotas.storing.take() else {
+        let Some(Storing { op, change, request }) = self.requests.quotas.storing.take() else {
             return;
         };
         let outcome = match result {
             Ok(()) => {
-                self.ledger.set_quota(change.tenant, change.device.clone(), change.tier, quota);
-                self.trim_to_limit(change.tenant);
-                self.refuse_infeasible();
-                self.follow_ups.push(Fact::QuotaStaged);
+                let outcome = match change {
+                    Change::Quota(change, quota) => self.apply_quota(change, quota),
+                    Change::Standing(tenant, standing) => self.apply_standing(tenant, standing),
+                };
                 request.into_iter().for_each(|request| self.requests.quotas.recall(request));
                 planted!(self, StoredRequestsHalved => self.requests.quotas.forget_beyond(512));
                 planted!(self, StoredRequestsShort => self.requests.quotas.forget_beyond(1023));
-                self.note_quota(&change, quota);
-                Ok(match quota {
-                    Some(_) => {
-                        Outcome::QuotaSet { tenant: change.tenant, device: change.device, tier: change.tier }
-                    }
-                    None => Outcome::QuotaDeleted,
-                })
+                Ok(outcome)
             }
             Err(problem) => {
-                planted!(self, UnstoredQuotaApplied => self.apply_unstored(&change, quota));
-                self.ledger.apply_quotas(change.tenant);
+                if let Change::Quota(change, quota) = change {
+                    planted!(self, UnstoredQuotaApplied => self.apply_unstored(&change, quota));
+                    let _ = quota;
+                    self.ledger.apply_quotas(change.tenant);
+                }
                 Err(Refusal::StoreFailed { problem })
             }
         };
@@ -281,18 +304,34 @@ impl Broker {
         self.start_next_quota();
     }
 
+    fn apply_quota(&mut self, change: QuotaChange, quota: Option<Quota>) -> Outcome {
+        self.ledger.set_quota(change.tenant, change.device.clone(), change.tier, quota);
+        self.trim_to_limit(change.tenant);
+        self.refuse_infeasible();
+        self.follow_ups.push(Fact::QuotaStaged);
+        self.note_quota(&change, quota);
+        match quota {
+            Some(_) => Outcome::QuotaSet { tenant: change.tenant, device: change.device, tier: change.tier },
+            None => Outcome::QuotaDeleted,
+        }
+    }
+
     /// The outcome of a request that was stored.
     pub(crate) fn stored_outcome(&mut self, request: &StoredRequest) -> (Method, Outcome) {
-        if request.deleted {
-            return (Method::DeleteQuota, Outcome::QuotaDeleted);
-        }
         let tenant = self.tenants.intern(&request.tenant);
-        let device = match request.device.as_str() {
-            "*" => QuotaDevice::All,
-            text => self
-                .find_device(text)
-                .map_or_else(|| QuotaDevice::Absent(text.to_owned()), QuotaDevice::Present),
-        };
-        (Method::SetQuota, Outcome::QuotaSet { tenant, device, tier: request.tier })
+        match &request.change {
+            StoredChange::QuotaDeleted { .. } => (Method::DeleteQuota, Outcome::QuotaDeleted),
+            StoredChange::QuotaSet { device, tier } => {
+                let device = match device.as_str() {
+                    "*" => QuotaDevice::All,
+                    text => self
+                        .find_device(text)
+                        .map_or_else(|| QuotaDevice::Absent(text.to_owned()), QuotaDevice::Present),
+                };
+                (Method::SetQuota, Outcome::QuotaSet { tenant, device, tier: *tier })
+            }
+            StoredChange::TenantSet => (Method::SetTenant, Outcome::TenantChanged(tenant)),
+            StoredChange::TenantReset => (Method::ResetTenant, Outcome::TenantChanged(tenant)),
+        }
     }
 }

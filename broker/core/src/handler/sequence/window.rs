@@ -170,7 +170,8 @@ impl Broker {
         if let Some(before) = before {
             self.moves.prefetches.remove((id.0, before));
         }
-        self.moves.prefetches.insert((id.0, number), request);
+        let standing = |tenant| self.tenants.standing(tenant);
+        self.moves.prefetches.insert((id.0, number), request, standing);
         self.follow_ups.push(Fact::PrefetchQueued);
     }
 }

@@ -19,6 +19,13 @@ impl Broker {
         self.node.pressure.gauges.get(&place).map(|gauge| gauge.pressure).unwrap_or_default()
     }
 
+    /// The level that the charge of this moment gives. Follow-up work updates the gauge later in the event.
+    pub(crate) fn pressure_now(&self, place: Place) -> Pressure {
+        let level = self.pressure_of(place);
+        self.fill(place)
+            .map_or(level, |fill| level.next(fill.charged, fill.capacity, &self.node.settings.pressure))
+    }
+
     pub(crate) fn fill(&self, place: Place) -> Option<Fill> {
         self.ledger
             .balances(place)

@@ -32,7 +32,7 @@ impl Broker {
 
     /// Lists the part among those that may leave their device.
     pub(crate) fn mark_evictable(&mut self, part: PartRef) {
-        if let Some(Footprint { device, size, .. }) = self.footprint_of(part)
+        if let Some(Footprint { tenant, device, size }) = self.footprint_of(part)
             && let Some(backing) = self.moves.backings.get(&part)
             && self.tier_of(part) == Some(Tier::Device)
         {
@@ -41,7 +41,8 @@ impl Broker {
                 Some(Tier::Disk) => Source::Disk,
                 Some(Tier::Host | Tier::Device) => Source::Host,
             };
-            self.usage.residents.arrive(device, part, Weight::new(size, source), self.shell.now);
+            let class = self.tenants.standing(tenant).class;
+            self.usage.residents.arrive(device, part, (Weight::new(size, source), class), self.shell.now);
         }
     }
 
@@ -106,8 +107,8 @@ impl Broker {
         match self.footprint_of(part).filter(|_| self.is_resident_on_host(part)) {
             Some(footprint) => {
                 // Its order is LRU, which takes no account of weights.
-                let weight = Weight::default();
-                if self.usage.idle_on_host.arrive(footprint.device, part, weight, self.shell.now) {
+                let of = (Weight::default(), self.tenants.standing(footprint.tenant).class);
+                if self.usage.idle_on_host.arrive(footprint.device, part, of, self.shell.now) {
                     self.allocations.set_on_host(part, true);
                 }
             }

@@ -15,6 +15,7 @@ use crate::{
     commands::{
         names::{level_name, tier_name},
         settings,
+        tenant::{class_name, source_name},
     },
     output::text::{plain, size, text_or_dash},
 };
@@ -83,6 +84,7 @@ fn describe(event: Option<&Event>, sequence: u64) -> Description {
         Some(Event::Pressure(pressure)) => describe_pressure(pressure),
         Some(Event::Settings(changed)) => describe_settings(changed),
         Some(Event::Prefetch(ended)) => describe_prefetch(ended),
+        Some(Event::TenantChange(tenant)) => describe_tenant(tenant),
         None => Description {
             kind: "unknown",
             change: "unknown",
@@ -116,6 +118,13 @@ fn describe_session(event: &v1::SessionEvent) -> Description {
         "part_index": (event.allocation_id != 0).then_some(event.part_index),
     });
     Description { kind: "session", change, fields, text }
+}
+
+fn describe_tenant(event: &v1::TenantEvent) -> Description {
+    let (class, source) = (class_name(event.class()), source_name(event.source()));
+    let text = format!("class {class}, weight {}, set by: {source}", event.weight);
+    let fields = json!({ "class": class, "weight": event.weight, "source": source });
+    Description { kind: "tenant", change: "set", fields, text }
 }
 
 fn describe_prefetch(event: &v1::PrefetchEvent) -> Description {

@@ -37,6 +37,7 @@ enum Kind {
     Pressure,
     Settings,
     Prefetch,
+    Tenant,
 }
 
 /// Prints events until `--count` is reached or the reader of standard output has gone. The end of the daemon is a failure.
@@ -87,6 +88,7 @@ impl Kind {
             Self::Pressure => v1::EventKind::Pressure,
             Self::Settings => v1::EventKind::Settings,
             Self::Prefetch => v1::EventKind::Prefetch,
+            Self::Tenant => v1::EventKind::Tenant,
         }
     }
 }

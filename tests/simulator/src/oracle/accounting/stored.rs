@@ -1,16 +1,17 @@
 //! Each write of quotas makes the oldest accepted change of the earlier content, and has the ids of the requests
-//! that made the last changes. Rows of absent devices stay.
+//! that made the last changes. Rows of absent devices stay, and the classes and weights of tenants.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 use broker_core::{
-    DeviceSelector, OperatorRequest, QuotaView, StoredQuotas, StoredRequest, Tier, invariants::STORED,
+    DeviceSelector, OperatorRequest, QuotaView, Standing, StandingSource, StoredChange, StoredQuotas,
+    StoredRequest, StoredTenant, TenantClass, TenantView, TenantWeight, Tier, invariants::STORED,
 };
 use vramd_types::{Bytes, Quantity};
 
 use crate::oracle::{
     Oracle,
-    facts::{Asked, Call, QuotaTable, quota_table},
+    facts::{Asked, Call, QuotaTable, Tenant, quota_table},
     requests::repeats::REMEMBERED,
 };
 
@@ -43,6 +44,7 @@ impl StoredRequests {
 #[derive(Clone, Debug)]
 pub(crate) struct Staged {
     pub(crate) quotas: QuotaTable,
+    standings: BTreeMap<String, Standing>,
     request: Option<StoredRequest>,
 }
 
@@ -59,6 +61,11 @@ impl Oracle {
         let is = quota_table(stored);
         self.expect(STORED, is == staged.quotas && is.len() == stored.quotas.len(), || {
             format!("{:?} is stored for {call:?}, not {:?}", stored.quotas, staged.quotas)
+        });
+        let of_tenants = standings(&stored.tenants);
+        let is_same = of_tenants == staged.standings && of_tenants.len() == stored.tenants.len();
+        self.expect(STORED, is_same, || {
+            format!("{:?} is stored for {call:?}, not {:?}", stored.tenants, staged.standings)
         });
         let requests = self.facts.stored_requests.0.iter().chain(&staged.request);
         let same = requests.eq(&stored.requests);
@@ -77,8 +84,9 @@ impl Oracle {
     pub(crate) fn end_store(&mut self, well: bool) {
         let staged = self.facts.staged.take();
         self.facts.quotas.get_mut().clear();
-        if let Some(Staged { quotas, request }) = staged.filter(|_| well) {
+        if let Some(Staged { quotas, standings, request }) = staged.filter(|_| well) {
             self.facts.quotas_in_force = quotas;
+            self.facts.standings = standings;
             request.into_iter().for_each(|request| self.facts.stored_requests.push(request));
             self.step.quotas_changed = true;
         }
@@ -87,35 +95,60 @@ impl Oracle {
     /// The content that must be stored for a request.
     fn staged_by(&self, call: &Call) -> Staged {
         let mut quotas = self.facts.quotas_in_force.clone();
-        let (uid, key, deleted) = match &call.asked {
-            Asked::Operator {
-                uid,
-                request: OperatorRequest::SetQuota { tenant, device, tier, guarantee, limit },
-            } => {
+        let mut standings = self.facts.standings.clone();
+        let Asked::Operator { uid, request } = &call.asked else {
+            return Staged { quotas, standings, request: None };
+        };
+        let (tenant, change) = match request {
+            OperatorRequest::SetQuota { tenant, device, tier, guarantee, limit } => {
                 let key = (tenant.clone(), self.stored_device(device), *tier);
                 let (guarantee_before, limit_before) = self.quota_before(&key);
                 let row = (guarantee.unwrap_or(guarantee_before), limit.unwrap_or(limit_before));
                 quotas.insert(key.clone(), row);
-                (*uid, key, false)
+                (tenant, StoredChange::QuotaSet { device: key.1, tier: *tier })
             }
-            Asked::Operator { uid, request: OperatorRequest::DeleteQuota { tenant, device, tier } } => {
+            OperatorRequest::DeleteQuota { tenant, device, tier } => {
                 let key = (tenant.clone(), self.stored_device(device), *tier);
                 quotas.remove(&key);
-                (*uid, key, true)
+                (tenant, StoredChange::QuotaDeleted { device: key.1, tier: *tier })
             }
-            Asked::Operator { .. } | Asked::Client { .. } => return Staged { quotas, request: None },
+            OperatorRequest::SetTenant { tenant, class, weight } => {
+                let before = self.standing_of(tenant);
+                let weight = weight.and_then(TenantWeight::new);
+                let (class, weight) = (class.unwrap_or(before.class), weight.unwrap_or(before.weight));
+                standings.insert(tenant.clone(), Standing { class, weight });
+                (tenant, StoredChange::TenantSet)
+            }
+            OperatorRequest::ResetTenant { tenant } => {
+                standings.remove(tenant);
+                (tenant, StoredChange::TenantReset)
+            }
+            _ => return Staged { quotas, standings, request: None },
         };
-        let (tenant, device, tier) = key;
         let request = call.key.map(|key| StoredRequest {
-            uid,
-            deleted,
+            uid: *uid,
             id: key.id,
             fingerprint: key.fingerprint,
-            tenant,
-            device,
-            tier,
+            tenant: tenant.clone(),
+            change,
         });
-        Staged { quotas, request }
+        Staged { quotas, standings, request }
+    }
+
+    /// The class and the weight of a tenant: as operators have set them, or as configured.
+    pub(crate) fn standing_of(&self, tenant: &str) -> Standing {
+        let set = self.facts.standings.get(tenant).or_else(|| self.configured_standings.get(tenant));
+        set.copied().unwrap_or_default()
+    }
+
+    pub(crate) fn class_of(&self, tenant: Tenant) -> TenantClass {
+        self.standing_of(&self.facts.tenants[tenant]).class
+    }
+
+    /// Whether a reply or a notice shows what is in force.
+    pub(crate) fn shows_standing(&self, view: &TenantView) -> bool {
+        let is_set = self.facts.standings.contains_key(&view.tenant);
+        view.standing == self.standing_of(&view.tenant) && is_set == (view.source == StandingSource::Operator)
     }
 
     /// The values that a request leaves as they are: those of the row, or of the row of all devices, or the
@@ -168,11 +201,19 @@ impl Oracle {
     }
 }
 
+/// The rows of tenants by name.
+pub(crate) fn standings(rows: &[StoredTenant]) -> BTreeMap<String, Standing> {
+    rows.iter().map(|row| (row.tenant.clone(), row.standing)).collect()
+}
+
 fn is_change(call: &Call) -> bool {
     matches!(
         &call.asked,
         Asked::Operator {
-            request: OperatorRequest::SetQuota { .. } | OperatorRequest::DeleteQuota { .. },
+            request: OperatorRequest::SetQuota { .. }
+                | OperatorRequest::DeleteQuota { .. }
+                | OperatorRequest::SetTenant { .. }
+                | OperatorRequest::ResetTenant { .. },
             ..
         }
     )

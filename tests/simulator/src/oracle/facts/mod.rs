@@ -12,7 +12,7 @@ use std::{
 
 use broker_core::{
     CallId, ChannelId, ClientRequest, FileId, Hello, OperatorRequest, PartRef, Peer, Pressure, RequestKey,
-    StoredQuotas, Tier, Time, WaitView,
+    Standing, StoredQuotas, Tier, Time, WaitView,
 };
 use vramd_types::{AllocationId, CopyClass, ExtentId, PartIndex, Quantity, SessionId, Shares, WaitId};
 
@@ -107,6 +107,8 @@ pub(crate) struct Facts {
     /// The devices in their order, then the places below them.
     pub(crate) places: Vec<PlaceFacts>,
     pub(crate) quotas_in_force: QuotaTable,
+    /// Classes and weights that operators have set.
+    pub(crate) standings: BTreeMap<String, Standing>,
     /// Quotas in force by tenant and place, filled on first use.
     pub(crate) quotas: RefCell<BTreeMap<(Tenant, usize), (u64, u64)>>,
     /// The change of quotas that is being stored.
@@ -170,6 +172,8 @@ pub(crate) struct Facts {
     pub(crate) in_place_to_unmap: BTreeSet<PartRef>,
     /// Parts of tenants that gave advice which could certainly leave their devices after the last event.
     pub(crate) advised_leavable: Vec<(PartRef, Tenant, usize)>,
+    /// In worlds with unequal tenants: parts that could certainly leave their devices after the last event.
+    pub(crate) leavable_by_class: Vec<(PartRef, Tenant, usize)>,
     /// How often each part was dropped.
     pub(crate) drop_counts: BTreeMap<PartRef, u64>,
     /// Parts that operators hold.
@@ -222,6 +226,8 @@ pub(crate) struct Facts {
     pub(crate) reported_pressure: BTreeMap<(ChannelId, usize), Pressure>,
     /// When each part was last used, or arrived where it is.
     pub(crate) used: BTreeMap<PartRef, Time>,
+    /// When parts got a backing that they lacked at first, or stayed although they had begun to leave.
+    pub(crate) backed: BTreeMap<PartRef, Time>,
     pub(crate) digesting: BTreeMap<AllocationId, Vec<ExtentId>>,
     /// Digests by what the driver read, of each allocation that was ever hashed.
     pub(crate) digests: BTreeMap<AllocationId, [u8; 32]>,

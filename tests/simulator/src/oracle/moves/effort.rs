@@ -81,6 +81,17 @@ impl Oracle {
             self.check_sequence_order(of, &leaving);
             self.check_prefetch_victim(of, broker);
         }
+        for victim in by_place.values().flatten().chain(&for_prefetches) {
+            let is_on_device = self.facts.places[victim.place].tier == Tier::Device;
+            if is_on_device && matches!(victim.cause, Cause::Pressure | Cause::Prefetch) {
+                self.check_class_order(
+                    (victim.part, victim.tenant, victim.place),
+                    victim.cause,
+                    &leaving,
+                    broker,
+                );
+            }
+        }
         for ((place, for_pressure), victims) in &by_place {
             // A waiter may have the extent of a part that pressure evicted after room was planned.
             let is_handed_over =

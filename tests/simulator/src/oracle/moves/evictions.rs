@@ -65,7 +65,7 @@ impl Oracle {
     }
 
     /// Bytes of a tenant that will leave a device.
-    fn leaving_bytes(&self, tenant: Tenant, device: usize) -> u64 {
+    pub(crate) fn leaving_bytes(&self, tenant: Tenant, device: usize) -> u64 {
         let leaves = |phase| matches!(phase, ExtentPhase::Releasing | ExtentPhase::GivenUp);
         let extents = self.facts.extents.values();
         let released = extents

@@ -2,6 +2,7 @@
 
 mod advised;
 mod backings;
+mod classes;
 mod content;
 mod copies;
 mod dropped;

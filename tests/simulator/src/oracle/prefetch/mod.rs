@@ -4,6 +4,7 @@
 //! has certainly or possibly used it: between two harvests the core knows of no use.
 
 mod order;
+mod paused;
 mod sequences;
 mod told;
 mod victims;
@@ -84,8 +85,9 @@ pub(crate) struct PrefetchFacts {
     pub(crate) requests: BTreeMap<PrefetchId, RequestFacts>,
     /// The number of the last request of each session.
     pub(crate) last: BTreeMap<SessionId, u64>,
-    /// Bytes fetched by device and tenant; `None` where the oracle does not know.
-    pub(crate) fetched: BTreeMap<(usize, Tenant), Option<u64>>,
+    /// Bytes fetched by device and tenant, each divided by the weight of the tenant at that time; `None` where the oracle
+    /// does not know.
+    pub(crate) fetched: BTreeMap<(usize, Tenant), Option<u128>>,
     /// When a session or an operator last wanted a part of each allocation, or a part of a request with one.
     pub(crate) wanted: BTreeMap<AllocationId, Time>,
     /// The same for allocations of unknown names.

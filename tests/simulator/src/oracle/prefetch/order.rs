@@ -1,5 +1,6 @@
 //! The order in which requests begin: none while a client waits for room on its device, in a tenant by priority,
-//! deadline and age, and between tenants by the earliest deadline that can be met, then by the fewest bytes fetched.
+//! deadline and age, and between tenants by class, then by the earliest deadline that can be met, then by the fewest
+//! bytes fetched for the weight of the tenant.
 
 use std::{
     cmp::Reverse,
@@ -27,12 +28,15 @@ impl Oracle {
         let new = facts.requests.iter().filter(|(id, it)| is_taken(id, it));
         let new: Vec<_> = new.filter_map(|(_, it)| Some((it.device?, it.tenant))).collect();
         for (device, tenant) in new {
-            let facts = &mut self.facts.prefetches;
+            let facts = &self.facts.prefetches;
             let queued = facts.requests.values().filter(|it| it.was_queued() && it.device == Some(device));
             let active: BTreeSet<Tenant> = queued.map(|it| it.tenant).collect();
             if active.contains(&tenant) {
                 continue;
             }
+            let active: BTreeSet<Tenant> =
+                active.into_iter().filter(|of| self.class_of(*of) == self.class_of(tenant)).collect();
+            let facts = &mut self.facts.prefetches;
             let fetched_for = |of: Tenant| facts.fetched.get(&(device, of)).copied().unwrap_or(Some(0));
             let least = active.iter().map(|of| fetched_for(*of)).min().unwrap_or(Some(0));
             let is_known = active.iter().all(|of| fetched_for(*of).is_some());
@@ -58,6 +62,7 @@ impl Oracle {
         let fetched = moves.iter().filter(is_new).map(|it| it.bytes.get()).sum();
         for (id, request) in &begun {
             self.check_not_before_demand(*id, request, broker);
+            self.check_not_paused(*id, request);
             self.check_turn_in_tenant(*id, request);
             self.check_turn_of_tenant(*id, request, &begun, fetched);
             self.check_sequence((*id, request), &begun, moves);
@@ -103,6 +108,10 @@ impl Oracle {
         one: (PrefetchId, &RequestFacts),
         other: (PrefetchId, &RequestFacts),
     ) -> Option<bool> {
+        let (first, second) = (self.class_of(one.1.tenant), self.class_of(other.1.tenant));
+        if first != second {
+            return Some(first > second);
+        }
         let deadline = |it: &RequestFacts| it.deadline.filter(|deadline| *deadline >= self.facts.now);
         let (first, second) = (deadline(one.1), deadline(other.1));
         let key = |of: Option<Time>| (of.is_none(), of);
@@ -148,6 +157,7 @@ impl Oracle {
         let is_passed = |(of, it): &(PrefetchId, &RequestFacts)| {
             it.was_queued()
                 && !has_begun_another(it.tenant)
+                && !self.may_be_paused(it)
                 && self.goes_before((*of, it), (id, request)) == Some(true)
                 && self.surely_had_room(it, fetched)
         };
@@ -174,9 +184,11 @@ impl Oracle {
         let first_of = |it: &RequestFacts| {
             self.step.fetched.iter().position(|part| it.spec.parts.contains(part) && is_own(part))
         };
-        let is_alone = |it: &RequestFacts| {
-            begun.iter().filter(|(_, other)| (other.tenant, other.device) == (it.tenant, it.device)).count()
-                == 1
+        // Of its tenant. The turns of later ones depend on those before.
+        let is_first = |of: PrefetchId, it: &RequestFacts| {
+            let own =
+                begun.iter().filter(|(_, other)| (other.tenant, other.device) == (it.tenant, it.device));
+            own.map(|(id, other)| place(*id, other)).min() == Some(place(of, it))
         };
         let is_passed = |(of, it): &&(PrefetchId, RequestFacts)| {
             let shares = it.spec.parts.iter().any(|part| request.spec.parts.contains(part));
@@ -186,8 +198,9 @@ impl Oracle {
                 && it.was_queued()
                 && !shares
                 && began_later
-                && is_alone(it)
-                && is_alone(request)
+                && is_first(*of, it)
+                && is_first(id, request)
+                && !self.may_be_paused(it)
                 && self.goes_before((*of, it), (id, request)) == Some(true)
         };
         let passed = begun.iter().find(is_passed).cloned();
@@ -242,14 +255,19 @@ impl Oracle {
             moves.iter().filter(is_new).map(|it| (it.part, it.bytes.get())).collect();
         for (_, request) in begun {
             let Some(device) = request.device else { continue };
-            let mut bytes = Some(0_u64);
+            let weight = u128::from(self.standing_of(&self.facts.tenants[request.tenant]).weight.get());
+            // Fine enough for the largest weight.
+            let divided = |bytes: u64| u128::from(bytes) * 10_000 / weight;
+            let mut bytes = Some(0_u128);
             for part in &request.spec.parts {
                 let is_shared = begun.iter().filter(|(_, it)| it.spec.parts.contains(part)).count() > 1;
                 let was_fetched = self.step.fetched.contains(part) || moving.contains_key(part);
                 bytes = match moving.get(part) {
                     _ if is_shared && was_fetched => None,
-                    Some(size) => bytes.map(|sum| sum + size),
-                    None if was_fetched => bytes.zip(self.size_of(*part)).map(|(sum, size)| sum + size),
+                    Some(size) => bytes.map(|sum| sum + divided(*size)),
+                    None if was_fetched => {
+                        bytes.zip(self.size_of(*part)).map(|(sum, size)| sum + divided(size))
+                    }
                     None => bytes,
                 };
             }

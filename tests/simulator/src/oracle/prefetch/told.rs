@@ -4,11 +4,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use broker_core::{
-    Broker, ChannelId, ClientRequest, MigrationState, MoveView, OperatorRequest, PartRef, PrefetchPhase,
-    PrefetchSpec, PrefetchState, PrefetchView, Refusal, Target, Tier,
+    Advice, Broker, ChannelId, ClientRequest, MigrationState, MoveView, OperatorRequest, PartRef,
+    PrefetchPhase, PrefetchSpec, PrefetchState, PrefetchView, Refusal, Target, Tier,
     invariants::{PREFETCH_HELD, PREFETCH_TOLD, SEQUENCE_HELD},
 };
-use vramd_types::SessionId;
+use vramd_types::{AllocationId, SessionId};
 
 use super::{PrefetchId, RequestFacts, Told};
 use crate::oracle::{
@@ -194,6 +194,18 @@ impl Oracle {
         self.expect(PREFETCH_TOLD, possible && holds, || {
             format!("{id:?} is refused with {refusal:?}, which does not hold: {request:?}")
         });
+    }
+
+    /// Records that the owner ended the access in place: parts that lay in host memory for requests are there no longer.
+    pub(crate) fn record_prefetched_in_place(&mut self, id: AllocationId, advice: Advice) {
+        if advice != Advice::UnsetAccessedBy {
+            return;
+        }
+        let parts: Vec<_> = self.facts.parts_of(id).collect();
+        for request in self.facts.prefetches.requests.values_mut() {
+            let named = parts.iter().filter(|part| request.spec.parts.contains(part));
+            request.touched.extend(named);
+        }
     }
 
     /// Checks that all parts of a request that is ready are on their device, except parts that were left out, and

@@ -27,6 +27,7 @@ impl Oracle {
             self.facts.high_until.insert(place, self.facts.now);
         }
         self.facts.pressure.insert(place, to);
+        self.step.pressure_changed.insert(place);
     }
 
     pub(crate) fn check_pressure_frame(&mut self, channel: ChannelId, note: &PressureNote) {
@@ -111,7 +112,7 @@ impl Oracle {
     }
 
     /// The highest level that is entered with this charge, or that was entered and is not left yet.
-    fn level_after(&self, from: Pressure, held: u64, capacity: u64) -> Pressure {
+    pub(crate) fn level_after(&self, from: Pressure, held: u64, capacity: u64) -> Pressure {
         let bounds = self.bounds();
         let at_least =
             |percent: u32| held > 0 && u128::from(held) * 100 >= u128::from(capacity) * u128::from(percent);

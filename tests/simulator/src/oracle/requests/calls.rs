@@ -247,6 +247,14 @@ impl Oracle {
             (OperatorRequest::DeleteQuota { tenant, device, tier }, Reply::QuotaDeleted) => {
                 is_repeated || !self.is_stored(tenant, device, *tier)
             }
+            (OperatorRequest::SetTenant { tenant, class, weight }, Reply::TenantChanged(view)) => {
+                let is_set = class.is_none_or(|class| class == view.standing.class)
+                    && weight.is_none_or(|weight| weight == view.standing.weight.get());
+                *tenant == view.tenant && self.shows_standing(view) && (is_set || !first)
+            }
+            (OperatorRequest::ResetTenant { tenant }, Reply::TenantChanged(view)) => {
+                *tenant == view.tenant && self.shows_standing(view)
+            }
             (OperatorRequest::EndSession { session, .. }, Reply::SessionEnded { gone, .. }) => {
                 let facts = self.facts.sessions.get(session);
                 !gone || facts.is_none_or(|session| session.gone || session.mappings.is_empty())

@@ -148,6 +148,12 @@ pub(crate) fn possible_reasons(asked: &Asked) -> &'static [Reason] {
                 R::StoreFailed,
                 R::QuotaNotFound,
             ],
+            OperatorRequest::SetTenant { .. } => {
+                &[R::RequestIdReused, R::QueueFull, R::NameInvalid, R::RequestInvalid, R::StoreFailed]
+            }
+            OperatorRequest::ResetTenant { .. } => {
+                &[R::RequestIdReused, R::QueueFull, R::NameInvalid, R::StoreFailed]
+            }
             OperatorRequest::EndSession { .. } => &[R::RequestIdReused, R::QueueFull, R::SessionNotFound],
             OperatorRequest::FreeAllocation(_) => {
                 &[R::RequestIdReused, R::QueueFull, R::AllocationNotFound, R::NameInvalid]

@@ -4,7 +4,8 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use broker_core::{
-    CallId, ClientRequest, OperatorRequest, Refusal, Reply, RequestKey, StoredQuotas, invariants::REPEATS,
+    CallId, ClientRequest, OperatorRequest, Refusal, Reply, RequestKey, StoredChange, StoredQuotas,
+    invariants::REPEATS,
 };
 use vramd_types::SessionId;
 
@@ -63,9 +64,12 @@ impl Repeats {
     pub(crate) fn restart(&mut self, stored: &StoredQuotas) {
         *self = Self::default();
         for row in &stored.requests {
-            let (method, done) = match row.deleted {
-                true => (SET_QUOTA + 1, "QuotaDeleted".to_owned()),
-                false => (SET_QUOTA, format!("QuotaSet {} {}", row.tenant, row.device)),
+            let tenant = &row.tenant;
+            let (method, done) = match &row.change {
+                StoredChange::QuotaDeleted { .. } => (SET_QUOTA + 1, "QuotaDeleted".to_owned()),
+                StoredChange::QuotaSet { device, .. } => (SET_QUOTA, format!("QuotaSet {tenant} {device}")),
+                StoredChange::TenantSet => (SET_QUOTA + 15, format!("TenantChanged {tenant}")),
+                StoredChange::TenantReset => (SET_QUOTA + 16, format!("TenantChanged {tenant}")),
             };
             let requester = Requester::Operator(row.uid);
             let entry = Entry { fingerprint: row.fingerprint, since: 0, done: Some(done) };
@@ -135,6 +139,8 @@ fn request_name(call: &Call) -> Option<(RequestName, [u8; 16])> {
                 OperatorRequest::WriteBackParts { .. } => SET_QUOTA + 9,
                 OperatorRequest::ChangeSettings(_) => SET_QUOTA + 10,
                 OperatorRequest::CancelPrefetch { .. } => SET_QUOTA + 14,
+                OperatorRequest::SetTenant { .. } => SET_QUOTA + 15,
+                OperatorRequest::ResetTenant { .. } => SET_QUOTA + 16,
             };
             (Requester::Operator(*uid), method)
         }
@@ -149,6 +155,7 @@ fn summary(reply: &Reply) -> String {
         Reply::Attached(view) | Reply::Sealed(view) | Reply::Advised(view) => view.id.to_string(),
         Reply::QuotaSet(view) => format!("QuotaSet {} {}", view.tenant, view.device),
         Reply::QuotaDeleted => "QuotaDeleted".to_owned(),
+        Reply::TenantChanged(view) => format!("TenantChanged {}", view.tenant),
         Reply::WaitCancelled => "WaitCancelled".to_owned(),
         Reply::PrefetchCancelled => "PrefetchCancelled".to_owned(),
         Reply::SettingsChanged(_) => "SettingsChanged".to_owned(),

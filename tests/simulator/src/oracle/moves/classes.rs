@@ -1,0 +1,82 @@
+//! Classes of tenants. No part of a higher class leaves a device for pressure or a prefetch while a cold part of a lower
+//! class stays there that could certainly have left.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use broker_core::{Broker, Cause, Kind, PartRef, invariants::CLASS_ORDER};
+
+use crate::oracle::{Oracle, facts::Tenant, sessions::silences::Doubt};
+
+impl Oracle {
+    /// Checks a part that begins to leave a device, together with others.
+    pub(crate) fn check_class_order(
+        &mut self,
+        (part, tenant, device): (PartRef, Tenant, usize),
+        cause: Cause,
+        leaving: &BTreeSet<PartRef>,
+        broker: &Broker,
+    ) {
+        let is_unsure = self.step.quotas_changed || self.step.settings_changed || self.facts.extents_ran_out;
+        // A tenant at its own limit gives up its own memory.
+        let is_own = cause == Cause::Prefetch && self.prefetched_bytes(tenant, device, broker) > 0;
+        if is_unsure || is_own {
+            return;
+        }
+        let class = self.class_of(tenant);
+        let mut spared = self.facts.leavable_by_class.iter().filter(|(other, of, on)| {
+            *on == device
+                && self.class_of(*of) < class
+                && !leaving.contains(other)
+                && !self.facts.prefetches.is_named(*other)
+                && !self.facts.prefetches.sequences.is_named(*other)
+                && self.can_leave_as_cold(*other)
+                && self.is_surely_above_guarantee(*other, *of, device)
+        });
+        let spared = spared.next().map(|(other, of, _)| (*other, *of, self.class_of(*of)));
+        self.expect(CLASS_ORDER, spared.is_none(), || {
+            format!("{part:?} of tenant {tenant} and class {class} leaves device {device} for {cause:?}, and {spared:?} stays")
+        });
+    }
+
+    /// Whether the part was not used for so long that it may leave, and nothing keeps it.
+    fn can_leave_as_cold(&self, part: PartRef) -> bool {
+        let cold_after = self.settings.cold_after(self.facts.now).filter(|after| !after.is_zero());
+        // A part may count as used when it gets its backing, or stays after all.
+        let used = self.facts.used.get(&part).copied().max(self.facts.backed.get(&part).copied());
+        let is_cold =
+            cold_after.zip(used).is_some_and(|(cold_after, used)| used.after(cold_after) < self.facts.now);
+        is_cold && self.can_surely_leave(part) && self.doubt_about(part) == Doubt::Nothing
+    }
+
+    fn is_surely_above_guarantee(&self, part: PartRef, tenant: Tenant, device: usize) -> bool {
+        let guarantee = self.quota_now(tenant, device).0;
+        let charged = self.facts.charged(tenant, device);
+        let rest = charged.saturating_sub(self.leaving_bytes(tenant, device));
+        guarantee == 0 || self.size_of(part).is_some_and(|size| rest.saturating_sub(size) > guarantee)
+    }
+
+    /// Records the parts that can certainly leave their devices after this event, if tenants are of several classes.
+    pub(crate) fn record_leavable_by_class(&mut self, broker: &Broker) {
+        self.facts.leavable_by_class.clear();
+        let owners: BTreeSet<Tenant> = self.facts.allocations.values().map(|it| it.tenant).collect();
+        let classes: BTreeSet<_> = owners.into_iter().map(|tenant| self.class_of(tenant)).collect();
+        if classes.len() < 2 {
+            return;
+        }
+        let mut open = BTreeMap::new();
+        let mut found = Vec::new();
+        for part in self.facts.backings.keys().copied() {
+            let Some((tenant, device, _)) = self.resident(part) else { continue };
+            let is_meant =
+                self.facts.allocations.get(&part.allocation).is_some_and(|it| {
+                    it.kind == Kind::Movable && !it.discardable && !it.leaving && !it.freed
+                });
+            let is_open = is_meant
+                && *open.entry(part.allocation).or_insert_with(|| Self::is_to_be_mapped(part, broker));
+            if is_open && self.can_leave_as_cold(part) {
+                found.push((part, tenant, device));
+            }
+        }
+        self.facts.leavable_by_class = found;
+    }
+}
