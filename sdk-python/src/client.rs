@@ -24,6 +24,7 @@ use crate::{
     prefetch::{self, Prefetch, Urgency, Wanted},
     pressure_stream,
     sealed::Sealed,
+    sequence::{Sequence, StepOf},
     shared::{Handle, Shared, check_process},
 };
 
@@ -254,6 +255,11 @@ impl Client {
     ) -> PyResult<Prefetch> {
         let (within, priority) = (within.map(arguments::wait).transpose()?, prefetch::priority(priority)?);
         Ok(Prefetch::ask(py, &self.sdk()?, &memory, Urgency { partial, within, priority })?)
+    }
+
+    #[pyo3(signature = (steps, *, passes = 0))]
+    fn sequence(&self, py: Python<'_>, steps: Vec<StepOf>, passes: u64) -> PyResult<Sequence> {
+        Ok(Sequence::declare(py, &self.sdk()?, &steps, passes)?)
     }
 
     #[pyo3(signature = (prefix = ""))]

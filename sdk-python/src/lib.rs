@@ -27,6 +27,7 @@ mod prefetch;
 mod pressure_stream;
 mod reasons;
 mod sealed;
+mod sequence;
 mod shared;
 mod tensor;
 mod view;
@@ -44,6 +45,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<pin::Pin>()?;
     module.add_class::<pin_set::PinSet>()?;
     module.add_class::<prefetch::Prefetch>()?;
+    module.add_class::<sequence::Sequence>()?;
     module.add_class::<info::AdvisedParts>()?;
     module.add_class::<info::AllocationInfo>()?;
     module.add_class::<info::Device>()?;

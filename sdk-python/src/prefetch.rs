@@ -24,8 +24,8 @@ pub(crate) struct Urgency {
 /// `memory`, or `(memory, range(2, 4))`.
 #[derive(Debug)]
 pub(crate) struct Wanted {
-    shared: Arc<Shared>,
-    parts: Option<Range<u32>>,
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) parts: Option<Range<u32>>,
 }
 
 impl<'py> FromPyObject<'_, 'py> for Wanted {

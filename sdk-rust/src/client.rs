@@ -22,6 +22,7 @@ use crate::{
     pool::{Pool, PoolConfig},
     prefetch::{Prefetch, PrefetchRequest, prefetch},
     process::fork::ProcessBound,
+    sequence::{Sequence, SequenceRequest, declare},
     session::{
         Released, Session,
         call_style::{CallStyle, run_ready},
@@ -146,6 +147,12 @@ impl Client {
     /// memory needs no prefetch, and waits only for what is not there yet.
     pub fn prefetch(&self, request: PrefetchRequest<'_>) -> Result<Prefetch> {
         run_ready(prefetch(CallStyle::Blocking, &self.session, request))
+    }
+
+    /// Declares in which order the program will use memory, and returns once the daemon has taken it. The daemon then
+    /// has the next steps on the device, or on their way, and lets the memory leave first that is used last.
+    pub fn declare_sequence(&self, request: SequenceRequest<'_>) -> Result<Sequence> {
+        run_ready(declare(CallStyle::Blocking, &self.session, request))
     }
 
     /// Frees an allocation of this session or its tenant that has no handle.

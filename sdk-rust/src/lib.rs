@@ -99,6 +99,7 @@ mod pool;
 mod prefetch;
 mod process;
 mod rpc;
+mod sequence;
 mod session;
 
 /// Decodes a packet of the daemon. Public only for this repository's fuzz targets, which are another crate.
@@ -126,6 +127,7 @@ pub use prefetch::{Prefetch, PrefetchDeferral, PrefetchRequest, PrefetchState};
 pub use rpc::request_id::RequestId;
 #[cfg(feature = "trace-context")]
 pub use rpc::trace::{TraceGuard, TraceparentInvalid, enter_trace};
+pub use sequence::{Sequence, SequenceRequest, SequenceState, SequenceWindow};
 pub use session::{
     Released,
     pressure::{Pressure, PressureLevel},

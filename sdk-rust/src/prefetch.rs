@@ -299,8 +299,9 @@ impl Session {
         sent.map_err(|error| self.lost(&error))
     }
 
-    fn lost(&self, error: &rustix::io::Errno) -> Error {
+    /// Ends the session, to whose channel a frame could not be sent.
+    pub(crate) fn lost(&self, error: &rustix::io::Errno) -> Error {
         self.link().end();
-        Error::broker_gone(format!("sending a prefetch failed: {error}"))
+        Error::broker_gone(format!("sending a frame failed: {error}"))
     }
 }

@@ -1,13 +1,14 @@
 """The native half: the classes of `vramd`."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections import abc
+from collections.abc import Callable
 from typing import Any, Literal, NoReturn, final
 
 from typing_extensions import Buffer, CapsuleType, Self, disjoint_base
 
 __all__ = [
-    "AdvisedParts", "Allocation", "AllocationInfo", "Client", "Device", "Memory", "OwnQuota", "Pin", "PinSet", "Prefetch", "Pressure", "Released", "Sealed", "Tensor",
+    "AdvisedParts", "Allocation", "AllocationInfo", "Client", "Device", "Memory", "OwnQuota", "Pin", "PinSet", "Prefetch", "Pressure", "Released", "Sealed", "Sequence", "Tensor",
     "__version__", "_PressureStream", "connect", "reasons", "socket_dir",
 ]
 
@@ -17,7 +18,7 @@ def connect(
     name: str | None = None,
     *,
     socket_dir: str | os.PathLike[str] | None = None,
-    devices: Sequence[str] | None = None,
+    devices: abc.Sequence[str] | None = None,
     timeout: float | None = None,
     on_pressure: Callable[[Pressure], object] | None = None,
 ) -> Client:
@@ -75,7 +76,7 @@ class Client:
         name: str | None = None,
         device: str | int | None = None,
         lifetime: Literal["session", "persistent"] = "session",
-        readers: Sequence[str] = (),
+        readers: abc.Sequence[str] = (),
         part_size: int | str | None = None,
         replace: bool = False,
         uninitialized: bool = False,
@@ -104,7 +105,7 @@ class Client:
         name: str | None = None,
         device: str | int | None = None,
         lifetime: Literal["session", "persistent"] = "session",
-        readers: Sequence[str] = (),
+        readers: abc.Sequence[str] = (),
         part_size: int | str | None = None,
         replace: bool = False,
         unpinned: bool = False,
@@ -126,7 +127,7 @@ class Client:
         device.
         """
     def pin_set(
-        self, read: Sequence[Memory] = (), *, write: Sequence[Memory] = (), wait: float | None = None
+        self, read: abc.Sequence[Memory] = (), *, write: abc.Sequence[Memory] = (), wait: float | None = None
     ) -> PinSet:
         """Pins several allocations together, all or none, and waits until they have arrived.
 
@@ -148,6 +149,19 @@ class Client:
         seconds, if that is given: the earliest deadline goes first. Of the requests of one tenant, those of higher
         `priority` (0 to 255) go first. A request that can never be served raises its error (`DeviceFull`, `QuotaExceeded`,
         `SetTooLarge`). A pin needs no prefetch: it waits only for what is not there yet.
+        """
+    def sequence(
+        self,
+        steps: abc.Sequence[Memory | tuple[Memory, range] | list[Memory | tuple[Memory, range]]],
+        *,
+        passes: int = 0,
+    ) -> Sequence:
+        """Declares in which order the program will use memory, so many times; 0 means for ever.
+
+        A step is an allocation, a pair of an allocation and a range of its parts, or a list of these. All of it is of one
+        device: at most 2,048 steps with 1 to 1,024 parts each. The daemon has the next steps on the device, or on their
+        way, and lets the memory leave first that is used last. Call `Sequence.begin` before each step. The program pins
+        as always: a pin in another order is slower and not wrong.
         """
     def list(self, prefix: str = "") -> list[AllocationInfo]:
         """The tenant's allocations whose name begins with `prefix`. A prefix `tenant/…` lists those that this tenant may
@@ -268,7 +282,7 @@ class Memory(Buffer):
         """Copies bytes out, up to the end by default."""
     def copy_into(self, buffer: Buffer, offset: int = 0) -> None:
         """Copies bytes out into the whole of a writable, contiguous buffer."""
-    def tensor(self, shape: int | Sequence[int] | None = None, dtype: Any = "uint8", offset: int = 0) -> Tensor:
+    def tensor(self, shape: int | abc.Sequence[int] | None = None, dtype: Any = "uint8", offset: int = 0) -> Tensor:
         """A tensor over its bytes, for NumPy, PyTorch and others. Without a shape it has one dimension, up to the end.
 
         `dtype` is a name like `"bfloat16"`, or a type of NumPy or PyTorch. `offset` is in bytes. Only the parts in
@@ -368,7 +382,7 @@ class Pin(Buffer):
         """
     @property
     def is_released(self) -> bool: ...
-    def tensor(self, shape: int | Sequence[int] | None = None, dtype: Any = "uint8", offset: int = 0) -> Tensor:
+    def tensor(self, shape: int | abc.Sequence[int] | None = None, dtype: Any = "uint8", offset: int = 0) -> Tensor:
         """A tensor over the pinned bytes, as `Memory.tensor` makes it; `offset` counts from where they begin.
 
         It is read-only unless the pin is to write.
@@ -434,6 +448,37 @@ class Prefetch:
         """
     def cancel(self) -> None:
         """Cancels it. Copies are stopped unless something else wants the memory."""
+    def __reduce__(self) -> NoReturn: ...
+
+@final
+class Sequence:
+    """A declared sequence. Its end ends the sequence, as `with` does."""
+
+    @property
+    def number(self) -> int:
+        """The number that operators see beside its requests (`vramctl prefetch list`)."""
+    @property
+    def state(self) -> str:
+        """`running` or `ended`. A sequence that ended with lost memory raises its error. Costs no call."""
+    @property
+    def window_steps(self) -> int:
+        """How many steps the daemon works ahead; 0 once it has ended."""
+    @property
+    def window_bytes(self) -> int:
+        """All parts of these steps together, in bytes."""
+    @property
+    def is_shortened(self) -> bool:
+        """More room for the tenant would let the daemon work further ahead, as copies need."""
+    def begin(self, step: int | None = None) -> int | None:
+        """Begins the next step, or a later one by its number over all passes, from 0. Returns its number.
+
+        The program has ended the earlier steps and pins their memory no longer. It waits for nothing. Once the sequence has
+        ended it does nothing and returns `None`.
+        """
+    def end(self) -> None:
+        """Ends it. Ending it again does nothing."""
+    def __enter__(self) -> Self: ...
+    def __exit__(self, *_exception: object) -> None: ...
     def __reduce__(self) -> NoReturn: ...
 
 @final

@@ -16,6 +16,7 @@ use crate::{
         request::{AllocationRequest, Target},
     },
     prefetch::{Prefetch, PrefetchRequest, prefetch},
+    sequence::{Sequence, SequenceRequest, declare},
     session::{Released, call_style::CallStyle, missing_field, pressure::Pressure},
 };
 
@@ -97,6 +98,11 @@ impl Client {
     /// See [`crate::Client::prefetch`].
     pub async fn prefetch(&self, request: PrefetchRequest<'_>) -> Result<Prefetch> {
         prefetch(CallStyle::Async, self.client.session(), request).await
+    }
+
+    /// See [`crate::Client::declare_sequence`].
+    pub async fn declare_sequence(&self, request: SequenceRequest<'_>) -> Result<Sequence> {
+        declare(CallStyle::Async, self.client.session(), request).await
     }
 
     /// Frees an allocation of this session or its tenant that has no handle.

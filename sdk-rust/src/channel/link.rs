@@ -5,7 +5,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 use rustix::io::Errno;
 use vramd_proto::{
     channel::PARTS_PER_FRAME_MAX,
-    v1::{Mapped, Pin, PinEnded, Prefetch, PrefetchCancelled, Unmapped, client_frame::Frame},
+    v1::{
+        Mapped, Pin, PinEnded, Prefetch, PrefetchCancelled, Sequence, SequenceEnded, SequenceStepBegun,
+        Unmapped, client_frame::Frame,
+    },
 };
 
 use super::{
@@ -92,6 +95,18 @@ impl ChannelLock<'_> {
 
     pub(crate) fn send_prefetch_cancelled(&self, cancelled: PrefetchCancelled) -> Result<(), Errno> {
         self.send(Frame::PrefetchCancelled(cancelled))
+    }
+
+    pub(crate) fn send_sequence(&self, sequence: Sequence) -> Result<(), Errno> {
+        self.send(Frame::Sequence(sequence))
+    }
+
+    pub(crate) fn send_sequence_step(&self, begun: SequenceStepBegun) -> Result<(), Errno> {
+        self.send(Frame::SequenceStepBegun(begun))
+    }
+
+    pub(crate) fn send_sequence_ended(&self, ended: SequenceEnded) -> Result<(), Errno> {
+        self.send(Frame::SequenceEnded(ended))
     }
 
     fn send(&self, frame: Frame) -> Result<(), Errno> {

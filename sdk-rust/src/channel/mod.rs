@@ -17,7 +17,7 @@ mod tests;
 mod worker;
 
 pub(crate) use hello::{Greeting, open};
-pub(crate) use link::Link;
+pub(crate) use link::{ChannelLock, Link};
 pub(crate) use reader::{ReadOutcome, read_one};
 pub(crate) use reader_seat::ReaderSeat;
 pub(crate) use worker::spawn as spawn_worker;

@@ -205,7 +205,7 @@ fn handle(
         }
         Frame::Pressure(pressure) => table.pressures.report(&pressure),
         Frame::PrefetchProgress(progress) => table.record_prefetch(progress),
-        Frame::SequenceProgress(_) => {}
+        Frame::SequenceProgress(progress) => table.record_sequence(progress),
         Frame::Refused(refused) => return Ok(Some(Ending::Refused(refused.into()))),
         Frame::Welcome(_) => return Ok(Some(broken("the daemon sent a second welcome"))),
         Frame::PinAnswer(answer) => {

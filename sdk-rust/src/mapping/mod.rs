@@ -13,6 +13,7 @@ mod prefetches;
 mod region;
 mod region_words;
 mod reservation;
+mod sequences;
 mod space;
 mod table;
 

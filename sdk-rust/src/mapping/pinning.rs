@@ -36,6 +36,8 @@ pub(crate) enum Until {
     Pinned { call: u64 },
     /// The daemon has answered a prefetch request; with `settled`, its parts are there or will not come.
     Prefetched { number: u64, settled: bool },
+    /// The daemon has answered a declared sequence.
+    Declared { number: u64 },
 }
 
 /// The start of a pin of a set.
@@ -364,6 +366,7 @@ impl TableState {
             Until::Prefetched { number, settled } => {
                 self.prefetches.check(number, settled, self.ending.as_ref())
             }
+            Until::Declared { number } => self.sequences.check(number, self.ending.as_ref()),
         }
     }
 

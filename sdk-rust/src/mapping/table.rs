@@ -24,6 +24,7 @@ use super::{
     prefetches::Prefetches,
     region::{Mode, RawPart, Region},
     region_words::UnmapOutcome,
+    sequences::Sequences,
     space::{Base, has_descriptor, is_of_cuda},
 };
 use crate::{
@@ -55,6 +56,7 @@ pub(super) struct TableState {
     /// The pin calls that wait.
     pub(super) calls: Calls,
     pub(super) prefetches: Prefetches,
+    pub(super) sequences: Sequences,
     /// Parts that are being revoked and still pinned.
     pub(super) revoking: BTreeSet<(AllocationId, u32)>,
     /// The number of calls that may bring an allocation without a handle.
@@ -98,6 +100,7 @@ impl Table {
             words,
             calls: Calls::default(),
             prefetches: Prefetches::default(),
+            sequences: Sequences::default(),
             revoking: BTreeSet::new(),
             expected_arrivals: 0,
             ending: None,

@@ -20,7 +20,7 @@ use std::{
 use tokio::sync::watch;
 use tonic::{Request, Response, Status, transport::Channel};
 use vramd_proto::{
-    channel::PREFETCH,
+    channel::{PREFETCH, SEQUENCES},
     v1::{self, memory_service_client::MemoryServiceClient},
 };
 use vramd_types::{AllocationId, Bytes, Reason, SessionId};
@@ -173,6 +173,11 @@ impl Session {
     /// Whether the daemon takes prefetch requests of this session.
     pub(crate) fn takes_prefetches(&self) -> bool {
         self.features & PREFETCH != 0
+    }
+
+    /// Whether the daemon takes declared sequences of this session.
+    pub(crate) fn takes_sequences(&self) -> bool {
+        self.features & SEQUENCES != 0
     }
 
     pub(crate) fn table(&self) -> &Table {

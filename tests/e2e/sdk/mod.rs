@@ -8,6 +8,7 @@ pub(crate) mod other_languages;
 pub(crate) mod pinning_processes;
 pub(crate) mod pins;
 pub(crate) mod prefetch;
+pub(crate) mod sequence;
 pub(crate) mod sharing;
 pub(crate) mod small;
 pub(crate) mod unpinned;

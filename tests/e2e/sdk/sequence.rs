@@ -1,0 +1,144 @@
+//! Memory that the daemon keeps ahead of its use, in an order that programs declare.
+
+use std::time::{Duration, Instant};
+
+use vramd_client::{
+    Access, Allocation, AllocationRequest, Bytes, Client, Reason, SequenceRequest, SequenceState, aio,
+};
+use vramd_tests::{Config, Daemon, MIB, content, digest, wait::until};
+
+const PART: u64 = 2 * MIB;
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn daemon(device: &str) -> Daemon {
+    Daemon::start(&Config::devices(&[device]).memory("host_size = \"256MiB\"").memory("harvest_ms = 5"))
+}
+
+fn connect(daemon: &Daemon) -> Client {
+    Client::builder().socket_dir(daemon.sockets()).name("test").request_timeout(PATIENCE).connect().unwrap()
+}
+
+fn layer(client: &Client, parts: u64, seed: u64) -> Allocation {
+    let request = AllocationRequest::new(Bytes::new(parts * PART)).part_size(Bytes::mib(2)).unpinned();
+    let mut layer = client.allocate(request).unwrap();
+    layer.copy_from_host(0, &content(parts * PART, seed)).unwrap();
+    layer
+}
+
+fn in_order(layers: &[Allocation]) -> SequenceRequest<'_> {
+    layers.iter().fold(SequenceRequest::new(), |order, layer| order.step().all(layer))
+}
+
+/// Begins each step, pins its layer and checks the content, for so many passes.
+fn run(order: &vramd_client::Sequence, layers: &[Allocation], seed: u64, passes: u32) {
+    for _ in 0..passes {
+        for (layer, seed) in layers.iter().zip(seed..) {
+            order.begin_next().unwrap();
+            let pinned = layer.pin(Access::Read).unwrap();
+            assert_eq!(digest(pinned.as_slice().unwrap()), digest(&content(2 * PART, seed)));
+        }
+    }
+}
+
+/// The device holds a quarter of the model, and another tenant's program pins its own memory meanwhile.
+#[test]
+fn a_model_four_times_the_device_streams_beside_the_demand_of_another_program() {
+    let daemon = daemon("24MiB");
+    let (client, other) = (connect(&daemon), connect(&daemon));
+    let layers: Vec<_> = (0..24).map(|seed| layer(&client, 2, seed)).collect();
+    let own = [layer(&other, 1, 100), layer(&other, 1, 101)];
+    let order = client.declare_sequence(in_order(&layers).passes(4)).unwrap();
+    let SequenceState::Running(window) = order.state().unwrap() else { panic!() };
+    assert!(
+        window.steps >= 2 && window.bytes == Bytes::new(u64::from(window.steps) * 2 * PART),
+        "{window:?}"
+    );
+    std::thread::scope(|scope| {
+        let streaming = scope.spawn(|| run(&order, &layers, 0, 4));
+        let mut slowest = Duration::ZERO;
+        while !streaming.is_finished() {
+            for (memory, seed) in own.iter().zip(100..) {
+                let began = Instant::now();
+                let pinned = memory.pin(Access::Read).unwrap();
+                slowest = slowest.max(began.elapsed());
+                assert_eq!(digest(pinned.as_slice().unwrap()), digest(&content(PART, seed)));
+            }
+        }
+        streaming.join().unwrap();
+        assert!(slowest < PATIENCE / 4, "{slowest:?}");
+    });
+    order.end();
+    until("its requests are gone", || {
+        let listed = daemon.vramctl().args(["prefetch", "list", "--json"]).output().unwrap();
+        let listed: serde_json::Value = serde_json::from_slice(&listed.stdout).unwrap();
+        listed["prefetches"] == serde_json::json!([])
+    });
+    drop((layers, own));
+    client.flush().unwrap();
+    other.flush().unwrap();
+    daemon.drains();
+}
+
+#[test]
+fn a_sequence_ends_with_its_memory_and_its_session() {
+    let daemon = daemon("8MiB");
+    let client = connect(&daemon);
+    let mut layers: Vec<_> = (0..4).map(|seed| layer(&client, 2, seed)).collect();
+    let order = client.declare_sequence(in_order(&layers)).unwrap();
+    run(&order, &layers, 0, 1);
+    layers.pop().unwrap().free().unwrap();
+    let reason = |order: &vramd_client::Sequence| match order.state().unwrap() {
+        SequenceState::Refused(error) => error.reason(),
+        SequenceState::Running(_) | SequenceState::Ended { .. } => None,
+    };
+    until("it ends", || reason(&order) == Some(Reason::AllocationNotFound));
+    // The program goes on without it.
+    order.begin_next().unwrap();
+    run(&client.declare_sequence(in_order(&layers)).unwrap(), &layers, 0, 1);
+    let last = client.declare_sequence(in_order(&layers)).unwrap();
+    let session = client.session_id().to_string();
+    assert!(daemon.vramctl().args(["session", "end", &session]).output().unwrap().status.success());
+    until("its session is lost", || last.state().is_err());
+    assert_eq!(last.state().unwrap_err().reason(), Some(Reason::SessionLost));
+    drop((order, last, layers, client));
+    daemon.drains();
+}
+
+#[test]
+fn bad_sequences_are_refused() {
+    let daemon = daemon("8MiB");
+    let (client, elsewhere) = (connect(&daemon), connect(&daemon));
+    let (small, large, foreign) = (layer(&client, 1, 1), layer(&client, 1, 2), layer(&elsewhere, 1, 3));
+    let huge = AllocationRequest::new(Bytes::mib(20)).part_size(Bytes::mib(2)).unpinned();
+    let huge = client.allocate(huge).unwrap();
+    let reason = |request: SequenceRequest<'_>| client.declare_sequence(request).unwrap_err().reason();
+    let new = SequenceRequest::new;
+    assert_eq!(reason(new()), Some(Reason::RequestInvalid));
+    assert_eq!(reason(new().all(&small).step()), Some(Reason::RequestInvalid));
+    assert_eq!(reason(new().all(&small).all(&small)), Some(Reason::RequestInvalid));
+    assert_eq!(reason(new().parts(&small, 0..2)), Some(Reason::RequestInvalid));
+    assert_eq!(reason(new().all(&foreign)), Some(Reason::RequestInvalid));
+    assert_eq!(reason(new().all(&small).step().all(&huge)), Some(Reason::DeviceFull));
+    let many = (0..2049).fold(new(), |order, _| order.step().all(&large));
+    assert_eq!(reason(many), Some(Reason::RequestInvalid));
+    let order = client.declare_sequence(new().all(&small).step().all(&large).passes(1)).unwrap();
+    order.begin(1).unwrap();
+    assert_eq!(order.begin(1).unwrap_err().reason(), Some(Reason::RequestInvalid));
+}
+
+#[test]
+fn a_task_declares_a_sequence() {
+    let daemon = daemon("8MiB");
+    let client = connect(&daemon);
+    let layers: Vec<_> = (0..6).map(|seed| layer(&client, 2, seed)).collect();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let client: aio::Client = client.into();
+        let order = client.declare_sequence(in_order(&layers)).await.unwrap();
+        for (layer, seed) in layers.iter().zip(0..) {
+            order.begin_next().unwrap();
+            let pinned = layer.pin_async(Access::Read).await.unwrap();
+            assert_eq!(digest(pinned.as_slice().unwrap()), digest(&content(2 * PART, seed)));
+        }
+    });
+}
