@@ -47,6 +47,8 @@ pub struct Residents {
     by_use: Lru,
     parts: PartMap<Resident>,
     pinned: BTreeMap<PartRef, BTreeSet<SessionId>>,
+    /// Of these, pins that their sessions say are over. No pin is taken for over otherwise.
+    claimed: BTreeSet<(PartRef, SessionId)>,
     /// How many parts of a device each session pins.
     pinning: BTreeMap<(DeviceIndex, SessionId), usize>,
     /// Parts that could not leave for another reason. They are not tried before the next survey.
@@ -74,6 +76,7 @@ impl Residents {
             by_use: Lru::default(),
             parts: PartMap::default(),
             pinned: BTreeMap::new(),
+            claimed: BTreeSet::new(),
             pinning: BTreeMap::new(),
             stuck: BTreeSet::new(),
         }
@@ -83,13 +86,14 @@ impl Residents {
     /// The knowledge of the old one is lost. This costs O(n log n).
     pub(crate) fn change_policy(&mut self, policy: EvictionPolicy) {
         let with_pins = std::mem::replace(self, Self::new(policy));
-        let Self { parts, pinned, pinning, stuck, .. } = with_pins;
+        let Self { parts, pinned, claimed, pinning, stuck, .. } = with_pins;
         let mut listed: Vec<_> = parts
             .iter()
             .filter(|(_, it)| it.listing != Listing::Excluded)
             .map(|(part, it)| it.describe(part))
             .collect();
         (self.parts, self.pinned, self.pinning, self.stuck) = (parts, pinned, pinning, stuck);
+        self.claimed = claimed;
         listed.sort_by_key(|it| (it.used, it.part));
         for part in listed {
             self.list(part);
@@ -225,6 +229,7 @@ impl Residents {
     }
 
     pub(crate) fn record_pin(&mut self, part: PartRef, session: SessionId) {
+        self.claimed.remove(&(part, session));
         if let Some(Resident { device, .. }) = self.parts.get(part)
             && self.pinned.entry(part).or_default().insert(session)
         {
@@ -239,6 +244,7 @@ impl Residents {
         if !sessions.remove(&session) {
             return false;
         }
+        self.claimed.remove(&(part, session));
         if sessions.is_empty() {
             self.pinned.remove(&part);
         }
@@ -251,6 +257,13 @@ impl Residents {
             }
         }
         true
+    }
+
+    /// Lets the part be chosen although the session was found to pin it, since the session says that the pin is over.
+    pub(crate) fn claim_unpinned(&mut self, part: PartRef, session: SessionId) {
+        if self.pinned.get(&part).is_some_and(|sessions| sessions.contains(&session)) {
+            self.claimed.insert((part, session));
+        }
     }
 
     /// Returns the sessions known to pin parts of a device.
@@ -338,6 +351,7 @@ impl Residents {
 
     /// Whether no session is known to pin it and it is not stuck.
     pub(crate) fn is_candidate(&self, part: PartRef) -> bool {
-        !self.pinned.contains_key(&part) && !self.stuck.contains(&part)
+        let mut pinning = self.pinned.get(&part).into_iter().flatten();
+        pinning.all(|session| self.claimed.contains(&(part, *session))) && !self.stuck.contains(&part)
     }
 }

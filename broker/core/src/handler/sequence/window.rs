@@ -52,17 +52,14 @@ impl Broker {
         self.keep_window(id, end);
     }
 
-    /// Takes parts of the step before as unpinned, which the client says. The words are asked before they leave.
+    /// Lets parts of the step before leave, since the client says that it no longer pins them. The words are asked first.
     fn release_passed(&mut self, id: SequenceId, before: Option<u64>) {
         let Some(sequence) = self.moves.sequences.get(id) else { return };
         let Some(step) = before.and_then(|before| sequence.step(before)) else { return };
         let is_over = |part: &_| sequence.need_of(*part).is_none_or(|need| need.steps > 0);
         let over: Vec<_> = step.parts.iter().copied().filter(is_over).collect();
         for part in over {
-            let usage = &mut self.usage;
-            if usage.residents.record_unpin(part, id.0) | usage.idle_on_host.record_unpin(part, id.0) {
-                self.note_in_place(part);
-            }
+            self.usage.residents.claim_unpinned(part, id.0);
         }
         self.follow_ups.push(Fact::VictimsChanged);
     }

@@ -182,6 +182,8 @@ pub(crate) struct Facts {
     pub(crate) pinned: BTreeSet<(PartRef, SessionId)>,
     /// Of these, pins of parts that could leave but for that.
     pub(crate) evictable_pins: BTreeSet<(PartRef, SessionId)>,
+    /// Pins that their sessions said are over, until they are seen again.
+    pub(crate) claimed_pins: BTreeSet<(PartRef, SessionId)>,
     /// The line after the last event.
     pub(crate) waits: BTreeMap<WaitId, WaitView>,
     /// The same in its order.

@@ -12,12 +12,14 @@ impl Facts {
     /// Records that the session does not pin the part.
     pub(crate) fn remove_pin(&mut self, id: SessionId, part: PartRef) {
         self.pinned.remove(&(part, id));
+        self.claimed_pins.remove(&(part, id));
         self.evictable_pins.remove(&(part, id));
     }
 
     /// Records that the session pins the part.
     pub(crate) fn insert_pin(&mut self, id: SessionId, part: PartRef) {
         self.pinned.insert((part, id));
+        self.claimed_pins.remove(&(part, id));
         if self.backings.contains_key(&part) {
             self.evictable_pins.insert((part, id));
         }

@@ -210,8 +210,10 @@ impl Oracle {
         if sequence.begun.is_some_and(|begun| step <= begun) || step >= sequence.count() {
             return false;
         }
-        sequence.begun = Some(step);
+        let before = sequence.begun.replace(step);
         sequence.is_moved = true;
+        let passed = before.map_or(&[][..], |before| sequence.parts_at(before));
+        self.facts.claimed_pins.extend(passed.iter().map(|part| (*part, id)));
         // Its copies are raised to demand.
         let wanted: Vec<_> = sequence.parts_at(step).iter().map(|part| (part.allocation, now)).collect();
         self.facts.prefetches.wanted.extend(wanted);

@@ -14,7 +14,8 @@ impl Oracle {
         broker: &Broker,
     ) {
         // The core learns of pins only while the part may leave.
-        let pinned = self.facts.evictable_pins.iter().find(|(of, _)| *of == part).copied();
+        let mut pins = self.facts.evictable_pins.difference(&self.facts.claimed_pins);
+        let pinned = pins.find(|(of, _)| *of == part).copied();
         self.expect(PREFETCH_VICTIMS, pinned.is_none(), || {
             format!("{part:?} leaves device {device} for a request, and is pinned: {pinned:?}")
         });
