@@ -7,7 +7,7 @@ use broker_core::{
     Broker, ChannelId, PartRef, PrefetchPhase, PrefetchView, Refusal, SequenceSpec, SequenceState, Tier,
     invariants::{SEQUENCE_HELD, SEQUENCE_ORDER, SEQUENCE_WINDOW},
 };
-use vramd_types::SessionId;
+use vramd_types::{AllocationId, SessionId};
 
 use super::{ByOperator, PrefetchId};
 use crate::oracle::{Oracle, facts::Tenant, requests::reasons::PREFETCH_REASONS};
@@ -135,6 +135,14 @@ impl Sequences {
                     && self.parts_of(place, it.session).contains(&part)
             }) && stands(it)
         })
+    }
+
+    /// The memory that the daemon's own requests for this part bring as demand once a session uses it.
+    pub(crate) fn hastened_by(&self, part: PartRef) -> BTreeSet<AllocationId> {
+        let places =
+            self.own.values().filter_map(|it| it.place.map(|place| self.parts_of(place, it.session)));
+        let naming = places.filter(|parts| parts.contains(&part));
+        naming.flatten().map(|part| part.allocation).collect()
     }
 
     pub(crate) fn is_brought(&self, part: PartRef) -> bool {

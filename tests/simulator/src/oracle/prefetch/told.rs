@@ -94,6 +94,8 @@ impl Oracle {
     pub(crate) fn record_prefetched_use(&mut self, part: PartRef, certainly: bool) {
         let now = self.facts.now;
         self.facts.prefetches.wanted.insert(part.allocation, now);
+        let of_steps = self.facts.prefetches.sequences.hastened_by(part);
+        self.facts.prefetches.wanted.extend(of_steps.into_iter().map(|id| (id, now)));
         if !self.facts.prefetches.is_named(part) {
             return;
         }
