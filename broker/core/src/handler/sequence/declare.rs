@@ -177,9 +177,10 @@ impl Broker {
         Ok(Sequence::new(tenant, device, steps, spec.passes))
     }
 
-    /// Tells a client how its sequence stands.
+    /// Tells a client how its sequence stands. If the session ends, the client hears that instead.
     pub(crate) fn tell_sequence(&mut self, (id, number): SequenceId, state: SequenceState) {
-        let Some(session) = self.sessions.get(id).filter(|session| session.channel_open) else { return };
+        let session = self.sessions.get(id).filter(|session| session.channel_open && !session.ending);
+        let Some(session) = session else { return };
         let channel = session.channel;
         self.push_command(Command::Send { channel, frame: DaemonFrame::Sequence { number, state } });
     }
