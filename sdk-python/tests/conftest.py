@@ -119,9 +119,24 @@ def daemon(start: Callable[..., Daemon]) -> Daemon:
 
 
 @pytest.fixture
+def streaming(start: Callable[..., Daemon]) -> Daemon:
+    """A device of 8 MiB, and 64 MiB of the host beside it."""
+    return start(memory="8MiB", more='[memory]\nhost_size = "64MiB"\nharvest_ms = 5\n')
+
+
+@pytest.fixture
 def client(daemon: Daemon) -> Iterator[vramd.Client]:
     with daemon.connect("test") as client:
         yield client
+
+
+def layer(client: vramd.Client, seed: int, parts: int = 1) -> vramd.Allocation:
+    """Unpinned memory, each part of it filled with a number of its own from `seed` on."""
+    size = 2 * MIB
+    memory = client.allocate(parts * size, part_size="2MiB", unpinned=True)
+    for part in range(parts):
+        memory.copy_from(bytes([seed + part]) * size, offset=part * size)
+    return memory
 
 
 def eventually(what: str, seen: Callable[[], bool]) -> None:

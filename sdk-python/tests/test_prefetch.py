@@ -6,29 +6,14 @@ import pickle
 from collections.abc import Callable
 
 import pytest
-from conftest import MIB, Daemon
+from conftest import Daemon, layer
 
 import vramd
 
-PART = 2 * MIB
 
-
-@pytest.fixture
-def small(start: Callable[..., Daemon]) -> Daemon:
-    """A device of 8 MiB, and 64 MiB of the host beside it."""
-    return start(memory="8MiB", more='[memory]\nhost_size = "64MiB"\nharvest_ms = 5\n')
-
-
-def layer(client: vramd.Client, seed: int, parts: int = 2) -> vramd.Allocation:
-    memory = client.allocate(parts * PART, part_size="2MiB", unpinned=True)
-    for part in range(parts):
-        memory.copy_from(bytes([seed + part]) * PART, offset=part * PART)
-    return memory
-
-
-def test_layers_stream_ahead_of_their_use(small: Daemon) -> None:
-    with small.connect() as client:
-        layers = [layer(client, 10 * number) for number in range(8)]
+def test_layers_stream_ahead_of_their_use(streaming: Daemon) -> None:
+    with streaming.connect() as client:
+        layers = [layer(client, 10 * number, parts=2) for number in range(8)]
         ready = 0
         for number, memory in enumerate(layers):
             following = layers[(number + 1) % len(layers)]
@@ -43,9 +28,9 @@ def test_layers_stream_ahead_of_their_use(small: Daemon) -> None:
             pickle.dumps(prefetch)
 
 
-def test_it_waits_for_room_and_is_cancelled(small: Daemon) -> None:
-    with small.connect() as client, small.connect() as other:
-        wanted = layer(client, 1)
+def test_it_waits_for_room_and_is_cancelled(streaming: Daemon) -> None:
+    with streaming.connect() as client, streaming.connect() as other:
+        wanted = layer(client, 1, parts=2)
         # The parts may leave once the daemon has seen that no pin uses them.
         held = other.allocate("8MiB", part_size="2MiB", wait=30)
         prefetch = client.prefetch((wanted, range(0, 2)))
@@ -62,9 +47,9 @@ def test_it_waits_for_room_and_is_cancelled(small: Daemon) -> None:
         assert again.state == "ready"
 
 
-def test_bad_requests_are_refused(small: Daemon) -> None:
-    with small.connect() as client:
-        wanted = layer(client, 1)
+def test_bad_requests_are_refused(streaming: Daemon) -> None:
+    with streaming.connect() as client:
+        wanted = layer(client, 1, parts=2)
         large = client.allocate("20MiB", part_size="2MiB", unpinned=True)
         requests: list[Callable[[], vramd.Prefetch]] = [
             lambda: client.prefetch(),

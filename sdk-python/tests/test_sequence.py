@@ -6,33 +6,18 @@ import pickle
 from collections.abc import Callable
 
 import pytest
-from conftest import MIB, Daemon
+from conftest import MIB, Daemon, layer
 
 import vramd
 
-PART = 2 * MIB
 
-
-@pytest.fixture
-def small(start: Callable[..., Daemon]) -> Daemon:
-    """A device of 8 MiB, and 64 MiB of the host beside it."""
-    return start(memory="8MiB", more='[memory]\nhost_size = "64MiB"\nharvest_ms = 5\n')
-
-
-def layer(client: vramd.Client, seed: int, parts: int = 1) -> vramd.Allocation:
-    memory = client.allocate(parts * PART, part_size="2MiB", unpinned=True)
-    for part in range(parts):
-        memory.copy_from(bytes([seed + part]) * PART, offset=part * PART)
-    return memory
-
-
-def test_layers_stream_through_a_device_that_holds_a_fraction(small: Daemon) -> None:
-    with small.connect() as client:
+def test_layers_stream_through_a_device_that_holds_a_fraction(streaming: Daemon) -> None:
+    with streaming.connect() as client:
         layers = [layer(client, 10 * number) for number in range(12)]
         with client.sequence(layers, passes=3) as sequence:
             assert sequence.state == "running"
             assert sequence.window_steps >= 1
-            assert sequence.window_bytes == sequence.window_steps * PART
+            assert sequence.window_bytes == sequence.window_steps * 2 * MIB
             assert "running" in repr(sequence)
             for step in range(3 * len(layers)):
                 assert sequence.begin() == step
@@ -45,11 +30,10 @@ def test_layers_stream_through_a_device_that_holds_a_fraction(small: Daemon) -> 
         sequence.end()
 
 
-def test_steps_have_ranges_and_groups(small: Daemon) -> None:
-    with small.connect() as client:
+def test_steps_have_ranges_and_groups(streaming: Daemon) -> None:
+    with streaming.connect() as client:
         large, other = layer(client, 1, parts=4), layer(client, 9)
-        steps = [(large, range(0, 2)), [(large, range(2, 4)), other]]
-        with client.sequence(steps, passes=2) as sequence:
+        with client.sequence([(large, range(0, 2)), [(large, range(2, 4)), other]], passes=2) as sequence:
             sequence.begin()
             # A step may be left out.
             assert sequence.begin(3) == 3
@@ -58,8 +42,8 @@ def test_steps_have_ranges_and_groups(small: Daemon) -> None:
         other.free()
 
 
-def test_a_sequence_ends_with_its_memory(small: Daemon) -> None:
-    with small.connect() as client:
+def test_a_sequence_ends_with_its_memory(streaming: Daemon) -> None:
+    with streaming.connect() as client:
         one, other = layer(client, 1), layer(client, 2)
         sequence = client.sequence([one, other])
         other.free()
@@ -71,8 +55,8 @@ def test_a_sequence_ends_with_its_memory(small: Daemon) -> None:
             assert bytes(memoryview(pin)[:1]) == bytes([1])
 
 
-def test_bad_sequences_are_refused(small: Daemon) -> None:
-    with small.connect() as client:
+def test_bad_sequences_are_refused(streaming: Daemon) -> None:
+    with streaming.connect() as client:
         one, large = layer(client, 1), client.allocate("20MiB", part_size="2MiB", unpinned=True)
         requests: list[Callable[[], vramd.Sequence]] = [
             lambda: client.sequence([]),
