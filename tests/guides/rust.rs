@@ -8,7 +8,7 @@ use std::{
 use anyhow::{Result, ensure};
 use vramd_client::{
     Access, AccessPattern, Advice, AllocationInfo, AllocationRequest, Bytes, Client, Error, MemoryClass,
-    PoolConfig, PrefetchRequest, PrefetchState, Preset, Reason, aio,
+    PoolConfig, PrefetchRequest, PrefetchState, Preset, Reason, SequenceRequest, SequenceState, aio,
 };
 
 fn main() -> Result<()> {
@@ -99,6 +99,18 @@ fn pins() -> Result<()> {
     if prefetch.wait()? == (PrefetchState::Ready { parts_left_out: 0, is_late: false }) {
         drop(archive.pin_parts(0..2, Access::Read)?); // finds the parts there
     }
+
+    let order = SequenceRequest::new().parts(&archive, 0..2).step().parts(&archive, 2..4);
+    let sequence = client.declare_sequence(order.passes(3))?;
+    for step in 0..6 {
+        sequence.begin_next()?; // the earlier step is over; this waits for nothing
+        let first = if step % 2 == 0 { 0 } else { 2 };
+        drop(archive.pin_parts(first..first + 2, Access::Read)?);
+    }
+    if let SequenceState::Running(window) = sequence.state()? {
+        println(&format!("{} steps ahead, {}", window.steps, window.bytes))?;
+    }
+    drop(sequence); // ends it
 
     archive.advise(Advice::SetAccessedBy)?; // parts in the host are used there
     drop(archive.pin(Access::Read)?); // takes no room on the device

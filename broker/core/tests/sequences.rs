@@ -17,7 +17,7 @@ fn one(world: &mut World, client: Client, mib: u32) -> PartRef {
     part(world.allocate(client, spec).expect("room"), 0)
 }
 
-/// So many parts of 4 MiB, all of them in host memory.
+/// Makes parts of 4 MiB, all of them in host memory.
 fn below(world: &mut World, client: Client, count: usize) -> Vec<PartRef> {
     let parts = (0..count).map(|_| {
         let part = one(world, client, 4);
@@ -120,7 +120,7 @@ fn loop_larger_than_its_device_never_waits_and_keeps_what_fits() {
 }
 
 #[test]
-fn window_is_longer_where_copies_are_slow_and_shorter_where_they_do_not_fit() {
+fn window_is_longer_where_copies_are_slow_and_as_short_as_room_demands() {
     for (device, steps) in [(64, 12), (24, 5)] {
         let mut world = tiers(device, 128);
         let a = world.open_pinning("a");
@@ -279,7 +279,7 @@ fn nearer_part_stays_and_the_farthest_leaves() {
 }
 
 #[test]
-fn step_that_was_skipped_is_wasted_and_one_that_is_late_is_copied_as_demand() {
+fn skipped_step_is_wasted_and_a_late_one_is_copied_as_demand() {
     let mut world = tiers(32, 64);
     let a = world.open_pinning("a");
     let parts = below(&mut world, a, 6);

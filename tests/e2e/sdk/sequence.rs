@@ -42,7 +42,7 @@ fn run(order: &vramd_client::Sequence, layers: &[Allocation], seed: u64, passes:
 
 /// The device holds a quarter of the model, and another tenant's program pins its own memory meanwhile.
 #[test]
-fn a_model_four_times_the_device_streams_beside_the_demand_of_another_program() {
+fn a_model_four_times_the_device_streams_beside_another_programs_demand() {
     let daemon = daemon("24MiB");
     let (client, other) = (connect(&daemon), connect(&daemon));
     let layers: Vec<_> = (0..24).map(|seed| layer(&client, 2, seed)).collect();

@@ -36,7 +36,7 @@ pub(crate) use speed::Speed;
 /// A prefetch request, by its session and the number that the client gave it.
 pub(crate) type PrefetchId = (SessionId, u64);
 
-/// The first number of requests that the daemon makes for sequences. Those of clients are smaller.
+/// The first number of requests that the daemon makes for sequences. Numbers of clients' own requests are smaller.
 pub(crate) const OWN_REQUESTS: u64 = 1 << 63;
 
 /// The content of a request.

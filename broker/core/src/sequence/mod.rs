@@ -99,7 +99,7 @@ pub(crate) struct Sequence {
     /// The tenant of the session.
     pub(crate) tenant: TenantId,
     pub(crate) device: DeviceIndex,
-    /// Those of one pass. There is at least one.
+    /// The steps of one pass. There is at least one.
     steps: Vec<Step>,
     /// Each part with each step of a pass that uses it, sorted.
     uses: Vec<(PartRef, u32)>,

@@ -4,8 +4,8 @@
 //! part, by its rank, and among parts of one rank in the policy's order. There in turn, each place of a part with a
 //! pattern is taken by the next part of its allocation in the order of the pattern.
 //!
-//! Parts of the tenant's sequences have a known next use, which counts before all advice. Those beyond the windows come
-//! first, and those that are in use or in a window come last, each the farthest next use first. The walk goes along the
+//! Parts of the tenant's sequences have a known next use, which counts before all advice. Parts beyond the windows
+//! come first, and parts in use or in a window come last, each the farthest next use first. The walk goes along the
 //! steps of the sequences, from the farthest to the nearest, so the first victims cost no look at all other parts.
 
 use std::collections::BTreeMap;

@@ -119,7 +119,7 @@ impl Oracle {
             return Some(key(first) < key(second));
         }
         let fetched = |it: &RequestFacts| {
-            // What was fetched for sequences counts too.
+            // Bytes that were fetched for sequences count too.
             if self.facts.prefetches.sequences.is_any() {
                 return None;
             }
