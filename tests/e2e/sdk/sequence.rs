@@ -87,9 +87,9 @@ fn a_sequence_ends_with_its_memory_and_its_session() {
     let order = client.declare_sequence(in_order(&layers)).unwrap();
     run(&order, &layers, 0, 1);
     layers.pop().unwrap().free().unwrap();
-    let reason = |order: &vramd_client::Sequence| match order.state().unwrap() {
-        SequenceState::Refused(error) => error.reason(),
-        SequenceState::Running(_) | SequenceState::Ended { .. } => None,
+    let reason = |order: &vramd_client::Sequence| match order.state() {
+        Ok(SequenceState::Refused(error)) | Err(error) => error.reason(),
+        Ok(SequenceState::Running(_) | SequenceState::Ended { .. }) => None,
     };
     until("it ends", || reason(&order) == Some(Reason::AllocationNotFound));
     // The program goes on without it.
@@ -98,8 +98,7 @@ fn a_sequence_ends_with_its_memory_and_its_session() {
     let last = client.declare_sequence(in_order(&layers)).unwrap();
     let session = client.session_id().to_string();
     assert!(daemon.vramctl().args(["session", "end", &session]).output().unwrap().status.success());
-    until("its session is lost", || last.state().is_err());
-    assert_eq!(last.state().unwrap_err().reason(), Some(Reason::SessionLost));
+    until("its session is lost", || reason(&last) == Some(Reason::SessionLost));
     drop((order, last, layers, client));
     daemon.drains();
 }

@@ -110,7 +110,10 @@ impl Broker {
         let naming: Vec<_> = self.moves.sequences.naming(part).map(|(id, _)| id).collect();
         for id in naming {
             if !self.can_prefetch(id.0, part) {
-                let refusal = Refusal::AllocationNotFound { allocation: part.allocation.to_string() };
+                let refusal = match self.sessions.get(id.0).is_some_and(|session| session.ending) {
+                    true => Refusal::SessionLost { session: id.0 },
+                    false => Refusal::AllocationNotFound { allocation: part.allocation.to_string() },
+                };
                 self.end_sequence(id, SequenceState::Refused(refusal));
             }
         }
@@ -177,10 +180,9 @@ impl Broker {
         Ok(Sequence::new(tenant, device, steps, spec.passes))
     }
 
-    /// Tells a client how its sequence stands. If the session ends, the client hears that instead.
+    /// Tells a client how its sequence stands.
     pub(crate) fn tell_sequence(&mut self, (id, number): SequenceId, state: SequenceState) {
-        let session = self.sessions.get(id).filter(|session| session.channel_open && !session.ending);
-        let Some(session) = session else { return };
+        let Some(session) = self.sessions.get(id).filter(|session| session.channel_open) else { return };
         let channel = session.channel;
         self.push_command(Command::Send { channel, frame: DaemonFrame::Sequence { number, state } });
     }
