@@ -55,11 +55,12 @@ impl Oracle {
     }
 
     /// Records that the owner of a hashed allocation is to map its parts again, sealed or not. Parts off
-    /// their device stay away.
+    /// their device stay away, even if the driver has not ended a copy of them that was cancelled before the hash.
     pub(crate) fn owe_again(&mut self, allocation: AllocationId) {
         let Some(owner) = self.facts.allocations.get(&allocation).map(|it| it.owner) else { return };
         let lacks = self.owe(owner, allocation, false);
-        let elsewhere: Vec<_> = lacks.into_iter().filter(|part| self.is_off_device(*part)).collect();
+        let is_elsewhere = |part: &PartRef| !self.may_lie_on_device(*part) && !self.is_in_place(*part);
+        let elsewhere: Vec<_> = lacks.into_iter().filter(is_elsewhere).collect();
         if let Some(session) = self.facts.sessions.get_mut(&owner) {
             for part in elsewhere.into_iter().filter(|part| session.owed.remove(part)) {
                 session.away.insert(part);

@@ -171,19 +171,21 @@ impl Oracle {
         });
     }
 
-    /// Checks that parts leave only if that helps: with all that may be leaving, at least one waiter has room.
+    /// Checks that parts leave only if that helps: with all that may be leaving, at least one waiter has room, or the
+    /// batch would have that arrived in this event. It may have been refused since, if it does not wait.
     fn check_helps(&mut self, device: usize, victims: &[Victim], line: &[WaitView], moves: &[MoveView]) {
         if self.step.taken.keys().any(|(_, on)| *on == device) {
             return;
         }
         let most = self.leaving_at_most(device, moves);
-        let waiters = line.iter().filter_map(|wait| self.facts.needs.get(&wait.id));
+        let batch = self.new_batch();
+        let mut waiters = line.iter().filter_map(|wait| self.facts.needs.get(&wait.id)).chain(&batch);
         let helped = |needs: &WaiterNeeds| {
             let request = |bytes: &u64| Requested::from([(needs.tenant, *bytes)]);
             let requested = needs.bytes.get(&device).map(request);
             requested.is_some_and(|requested| self.fits_together(device, &requested, &most, None))
         };
-        let is_any_helped = waiters.clone().any(helped);
+        let is_any_helped = waiters.any(helped);
         self.expect(EFFORT, is_any_helped, || {
             format!("parts leave device {device} although that helps no waiter: {victims:?}")
         });
