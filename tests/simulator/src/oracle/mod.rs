@@ -118,6 +118,8 @@ struct Step {
     began_to_move: bool,
     /// Parts that began to leave and have left.
     left_at_once: Vec<moves::effort::Victim>,
+    /// A part left at once, from where is unknown.
+    left_from_unknown: bool,
     /// Parts that were to leave for a waiter and could not begin to, since too many extents exist.
     refused_victims: Vec<broker_core::PartRef>,
     /// Parts that left their device in this event.

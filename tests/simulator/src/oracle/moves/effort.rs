@@ -30,6 +30,8 @@ pub(crate) struct Victim {
 impl Oracle {
     /// Records a part that has left a tier, if it began to in this event.
     pub(crate) fn record_left_at_once(&mut self, part: PartRef, tier: Tier, cause: Cause, is_new: bool) {
+        // No session was sent it, so nothing here knows where it lay.
+        self.step.left_from_unknown |= is_new && self.tier_of(part).is_none();
         if let Some(victim) = self.victim(part, tier, cause).filter(|_| is_new) {
             let extent =
                 self.facts.allocations.get(&part.allocation).and_then(|it| it.parts.get(&part.part.0));
@@ -150,7 +152,8 @@ impl Oracle {
     ) {
         // A batch for which room was made may then be refused because too many extents exist.
         let is_refused = self.facts.extents_ran_out || self.step.too_many_refused;
-        let is_unsure = is_refused || self.step.quotas_changed || self.step.settings_changed;
+        let is_changed = self.step.quotas_changed || self.step.settings_changed;
+        let is_unsure = is_refused || is_changed || self.step.left_from_unknown;
         let Some(mut requested) = self.requested_of_all(device, line).filter(|_| !is_unsure) else { return };
         let mut before = self.leaving_before(device, moves, false);
         // Bytes that were taken in this event were requested before.
