@@ -18,7 +18,7 @@ use crate::{
     limits::{FDS_PER_PACKET_MAX, PARTS_PER_FRAME_MAX, REVOKE_GROUP_MAX},
     observed::Transition,
     residency::{AllocationState, MapEvent, MapState, MapStep, Mapping},
-    tenancy::TenantId,
+    tenancy::{Session, SessionState, TenantId},
 };
 
 /// How far back among queued commands the daemon searches for a frame to extend.
@@ -92,9 +92,23 @@ impl Broker {
         comes
     }
 
+    /// How many parts could be sent to the session now, beside those that are queued for it.
+    pub(crate) fn sendable(&self, id: SessionId) -> usize {
+        let is_ready = |it: &&Session| it.state == SessionState::Live && it.fds_in_flight == 0;
+        let Some(session) = self.sessions.get(id).filter(is_ready) else { return 0 };
+        self.packet_room(session.tenant).saturating_sub(session.queue.len())
+    }
+
+    /// How many descriptors the budgets and a packet allow.
+    fn packet_room(&self, tenant: TenantId) -> usize {
+        let limits = &self.config.limits;
+        let room = limits.fds_in_flight_max.saturating_sub(self.mapping.fds.total);
+        let own = limits.fds_in_flight_per_tenant_max.saturating_sub(self.mapping.fds.of(tenant));
+        room.min(own).min(FDS_PER_PACKET_MAX)
+    }
+
     /// Sends the session's next packet, if it has answered the last one and the budgets allow.
     pub(crate) fn pump(&mut self, id: SessionId) {
-        let limits = &self.config.limits;
         let Some(session) = self.sessions.get(id) else { return };
         let (open, answered) = (session.channel_open, session.fds_in_flight == 0);
         planted!(self, TwoPacketsInFlight => answered = true);
@@ -103,14 +117,12 @@ impl Broker {
             return;
         }
         let (channel, tenant) = (session.channel, session.tenant);
-        let room = limits.fds_in_flight_max.saturating_sub(self.mapping.fds.total);
-        let own = limits.fds_in_flight_per_tenant_max.saturating_sub(self.mapping.fds.of(tenant));
-        let count = session.queue.len().min(room).min(own).min(FDS_PER_PACKET_MAX);
+        let count = session.queue.len().min(self.packet_room(tenant));
         planted!(self, StarvedForgotten => if count == 0 { return });
         if count == 0 {
             return self.mapping.fds.starve(tenant, id);
         }
-        let deadline = self.shell.now.after(limits.map_answer_timeout);
+        let deadline = self.shell.now.after(self.config.limits.map_answer_timeout);
         let Some(session) = self.sessions.get_mut(id) else { return };
         session.fds_in_flight = session.fds_in_flight.saturating_add(count);
         session.map_deadline = Some(deadline);

@@ -55,6 +55,7 @@ impl Broker {
                 self.expect_answer(id);
             }
         }
+        self.map_rest_ahead(id);
         Ok(())
     }
 

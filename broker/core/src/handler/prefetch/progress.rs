@@ -1,5 +1,7 @@
 //! Parts of requests arrive, are used, or leave again.
 
+use vramd_types::SessionId;
+
 use crate::{
     broker::Broker,
     command::{Notice, PrefetchEnd},
@@ -131,18 +133,34 @@ impl Broker {
         true
     }
 
-    /// Sends the parts of a request of the daemon's own to its session, so that a pin finds them mapped.
+    /// Sends the parts of a request of the daemon's own to its session, so that a pin finds them mapped. Only as many as
+    /// one packet takes at once: a part that waits to be sent could not leave.
     fn map_ahead(&mut self, (session, number): PrefetchId) {
         let Some(request) = self.moves.prefetches.get((session, number)) else { return };
         if request.place.is_none() {
             return;
         }
-        for part in request.parts.clone() {
-            let is_there = self.tier_of(part) == Some(Tier::Device)
-                && !self.moves.migrations.contains(part)
-                && !self.mapping.revocations.contains_key(&part);
-            if is_there && self.map_state(session, part) == Some(MapState::Away) {
-                self.queue_remap(session, part);
+        let is_away = |part: &PartRef| {
+            self.tier_of(*part) == Some(Tier::Device)
+                && !self.moves.migrations.contains(*part)
+                && !self.mapping.revocations.contains_key(part)
+                && self.map_state(session, *part) == Some(MapState::Away)
+        };
+        let away = request.parts.iter().copied().filter(is_away).take(self.sendable(session));
+        for part in away.collect::<Vec<_>>() {
+            self.queue_remap(session, part);
+        }
+    }
+
+    /// A session has answered a packet. Parts ahead of its sequences that found no place in one follow.
+    pub(crate) fn map_rest_ahead(&mut self, session: SessionId) {
+        for sequence in self.moves.sequences.of_session(session) {
+            let requests = self.moves.sequences.get(sequence).map(|it| it.requests.values().copied());
+            for number in requests.into_iter().flatten().collect::<Vec<_>>() {
+                let request = self.moves.prefetches.get((session, number));
+                if request.is_some_and(|request| matches!(request.phase, Phase::Arrived { .. })) {
+                    self.map_ahead((session, number));
+                }
             }
         }
     }
