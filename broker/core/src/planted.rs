@@ -191,7 +191,7 @@ mod bugs {
         CopiedWhileMappedInPlace: "a part is copied out of host memory while a session maps it there", [MIGRATIONS, COPIES];
         EndedAdviceKept: "a part that is no longer accessed in place stays mapped there", [IN_PLACE, MIGRATIONS];
         FetchedThoughAdvised: "a part that is to be accessed in place is fetched for a pin", [IN_PLACE, SENT];
-        AdviceIgnored: "parts leave in the order of the policy whatever their owners say", [ADVISED_ORDER];
+        AdviceIgnored: "parts leave in the order of the policy whatever their owners say", [ADVISED_ORDER, SEQUENCE_ORDER];
         AdviceLeaks: "advice for parts in a row is also given to the part behind them", [ADVISED_ORDER, CALLS];
         UnneededKept: "a part that left its device counts as not needed when it comes back", [ADVISED_ORDER, CALLS];
         SoonKept: "a part that was used counts as needed soon until its time is over", [ADVISED_ORDER, CALLS];

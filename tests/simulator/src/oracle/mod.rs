@@ -144,8 +144,10 @@ struct Step {
     written_back: Option<broker_core::PartRef>,
     /// A request was refused because too many allocations or extents exist.
     too_many_refused: bool,
-    /// The event stored a change of quotas.
+    /// The event stored a change of quotas, or of the class or weight of a tenant.
     quotas_changed: bool,
+    /// Quotas are others than before the event.
+    limits_changed: bool,
     /// The event changed settings.
     settings_changed: bool,
     /// A part that was just copied between two tiers below its device.

@@ -85,6 +85,7 @@ impl Oracle {
         let staged = self.facts.staged.take();
         self.facts.quotas.get_mut().clear();
         if let Some(Staged { quotas, standings, request }) = staged.filter(|_| well) {
+            self.step.limits_changed = quotas != self.facts.quotas_in_force;
             self.facts.quotas_in_force = quotas;
             self.facts.standings = standings;
             request.into_iter().for_each(|request| self.facts.stored_requests.push(request));

@@ -228,7 +228,7 @@ pub(crate) struct Facts {
     pub(crate) reported_pressure: BTreeMap<(ChannelId, usize), Pressure>,
     /// When each part was last used, or arrived where it is.
     pub(crate) used: BTreeMap<PartRef, Time>,
-    /// When parts got a backing that they lacked at first, or stayed although they had begun to leave.
+    /// When parts came to be, got a backing that they lacked at first, or stayed although they had begun to leave.
     pub(crate) backed: BTreeMap<PartRef, Time>,
     pub(crate) digesting: BTreeMap<AllocationId, Vec<ExtentId>>,
     /// Digests by what the driver read, of each allocation that was ever hashed.

@@ -14,7 +14,7 @@ use crate::oracle::{
 impl Oracle {
     /// Checks the pin calls of this event, and all of them when a quota has changed.
     pub(crate) fn check_pin_feasibility(&mut self) {
-        let (now, all) = (self.facts.clock, self.step.quotas_changed);
+        let (now, all) = (self.facts.clock, self.step.limits_changed);
         let served = self.facts.sessions.iter().filter(|(_, session)| self.is_reachable(session));
         let calls =
             served.flat_map(|(id, session)| session.pin_calls.iter().map(move |(at, call)| (*id, *at, call)));

@@ -11,7 +11,7 @@ use vramd_types::{AllocationId, ExtentId};
 
 use crate::oracle::{
     Oracle,
-    facts::{BackingFacts, Tenant},
+    facts::{BackingFacts, ExtentFacts, ExtentPhase, Tenant},
 };
 
 impl Oracle {
@@ -183,18 +183,24 @@ impl Oracle {
         self.facts.extents.get(&extent).filter(|it| it.unwritten && is_left(it.place)).map(|_| extent)
     }
 
+    /// The extent that was made for a part which moves without a copy. The driver may still make that of an earlier move
+    /// which was stopped.
+    pub(crate) fn made_for(
+        &self,
+        part: PartRef,
+        is_meant: impl Fn(&ExtentFacts) -> bool,
+    ) -> Option<ExtentId> {
+        let is_made = |it: &ExtentFacts| it.phase == ExtentPhase::Live && !it.copied && is_meant(it);
+        let mut its = self.facts.moves.iter().filter(|(_, moves)| moves.part == part).map(|(to, _)| *to);
+        its.find(|to| self.facts.extents.get(to).is_some_and(&is_made))
+    }
+
     /// Records the move of a part that was never written: it is zeros wherever it goes and is not copied.
     /// Returns whether this is such a part.
     fn record_move_of_zeros(&mut self, part: PartRef, tier: Tier) -> bool {
         let Some(from) = self.unwritten_extent(part, tier) else { return false };
-        let to = self.facts.moves.iter().find(|(_, moves)| moves.part == part && moves.from.is_none());
-        let to = to.map(|(to, _)| *to);
-        let made = to.and_then(|id| self.facts.extents.get(&id)).is_some_and(|it| {
-            it.phase == crate::oracle::facts::ExtentPhase::Live
-                && !it.reused
-                && self.facts.places[it.place].tier == tier
-        });
-        self.expect(COPIES, made, || {
+        let to = self.made_for(part, |it| !it.reused && self.facts.places[it.place].tier == tier);
+        self.expect(COPIES, to.is_some(), || {
             format!("{part:?} was never written, and no new extent was made for it")
         });
         let (Some(to), Some(allocation)) = (to, self.facts.allocations.get_mut(&part.allocation)) else {
@@ -271,17 +277,14 @@ impl Oracle {
         if tier == Tier::Device || self.tier_of(part) != Some(Tier::Device) {
             return;
         }
-        let moves = self.facts.moves.iter().find(|(_, moves)| moves.part == part).map(|(to, _)| *to);
-        let kept = match self.facts.backings.remove(&part) {
-            Some(BackingFacts::Kept(id)) => Some(id),
-            _ => moves,
+        let is_live = |id: &ExtentId| {
+            self.facts.extents.get(id).is_some_and(|it| it.phase == ExtentPhase::Live && !it.copied)
         };
-        let there = kept.filter(|id| {
-            self.facts
-                .extents
-                .get(id)
-                .is_some_and(|it| it.phase == crate::oracle::facts::ExtentPhase::Live && !it.copied)
-        });
+        let there = match self.facts.backings.get(&part) {
+            Some(BackingFacts::Kept(id)) => Some(*id).filter(is_live),
+            _ => self.made_for(part, |_| true),
+        };
+        self.facts.backings.remove(&part);
         self.expect(COPIES, there.is_some(), || format!("{part:?} has moved without a copy"));
         let (Some(to), Some(allocation)) = (there, self.facts.allocations.get_mut(&part.allocation)) else {
             return;

@@ -23,6 +23,8 @@ impl Oracle {
             return;
         }
         let class = self.class_of(tenant);
+        // A part waits for the end of an earlier copy to where it goes.
+        let is_moving = |part: &PartRef| broker.moves().iter().any(|it| it.part == *part);
         let mut spared = self.facts.leavable_by_class.iter().filter(|(other, of, on)| {
             *on == device
                 && self.class_of(*of) < class
@@ -31,6 +33,8 @@ impl Oracle {
                 && !self.facts.prefetches.sequences.is_named(*other)
                 && self.can_leave_as_cold(*other)
                 && self.is_surely_above_guarantee(*other, *of, device)
+                && !is_moving(other)
+                && self.resident(*other).is_some()
         });
         let spared = spared.next().map(|(other, of, _)| (*other, *of, self.class_of(*of)));
         self.expect(CLASS_ORDER, spared.is_none(), || {

@@ -29,7 +29,7 @@ impl Oracle {
         if self.facts.dropped.remove(&part).is_none() {
             return false;
         }
-        let to = self.facts.moves.iter().find(|(_, moves)| moves.part == part).map(|(to, _)| *to);
+        let to = self.made_for(part, |_| true);
         let made = to.and_then(|id| self.facts.extents.get_mut(&id)).map(|extent| extent.detached = false);
         self.expect(CONTENT, made.is_some(), || {
             format!("{part:?} is no longer dropped, and no memory was made for it")

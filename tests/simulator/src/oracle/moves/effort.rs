@@ -73,14 +73,17 @@ impl Oracle {
         for victim in by_place.values().flatten().filter(|victim| victim.cause == Cause::Demand) {
             let of = (victim.part, victim.tenant, victim.place);
             self.check_advised_order(of, &leaving, |_, _| true);
-            self.check_sequence_order(of, &leaving);
+            self.check_sequence_order(of, &leaving, |_, _| true);
         }
         let leaving: BTreeSet<PartRef> =
             leaving.into_iter().chain(for_prefetches.iter().map(|victim| victim.part)).collect();
         for victim in &for_prefetches {
             let of = (victim.part, victim.tenant, victim.place);
             self.check_advised_order(of, &leaving, |oracle, other| oracle.leaves_for_requests(other, of));
-            self.check_sequence_order(of, &leaving);
+            self.check_sequence_order(of, &leaving, |oracle, other| {
+                oracle.leaves_for_requests(other, of)
+                    && oracle.is_needed_behind_requests((other, victim.tenant, victim.place), broker)
+            });
             self.check_prefetch_victim(of, broker);
         }
         for victim in by_place.values().flatten().chain(&for_prefetches) {

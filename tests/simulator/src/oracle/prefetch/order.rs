@@ -217,8 +217,13 @@ impl Oracle {
             || self.step.settings_changed
             || self.facts.extents_ran_out
             || self.facts.places[device].surveys_left > 0;
+        // A part that clients wait for is left to its waiter.
+        let is_awaited = |part: &PartRef| {
+            self.has_waiting_pin(*part) || self.facts.sessions.values().any(|it| it.owed.contains(part))
+        };
         let is_at_rest = |part: &PartRef| {
             !self.may_move(*part)
+                && !is_awaited(part)
                 && !self.facts.departing.contains(part)
                 && !self.is_being_evicted(*part)
                 && !self.facts.failed_parts.contains(part)

@@ -399,11 +399,31 @@ impl Oracle {
         })
     }
 
+    /// Whether the tenant needs a part later than all steps for which the daemon makes requests on the device, or made them
+    /// before the event.
+    pub(crate) fn is_needed_behind_requests(
+        &self,
+        (part, tenant, device): (PartRef, Tenant, usize),
+        broker: &Broker,
+    ) -> bool {
+        let facts = &self.facts.prefetches.sequences;
+        let Some((needed, _)) = facts.need_of(tenant, part) else { return true };
+        broker.prefetches().iter().chain(facts.own.values()).all(|view| {
+            let place = view.place.and_then(|place| {
+                let sequence = facts.live.get(&(view.session, place.sequence))?;
+                (sequence.device == Some(device) && sequence.tenant == tenant)
+                    .then_some((sequence, place.step))
+            });
+            place.is_none_or(|(sequence, step)| needed > step.saturating_sub(sequence.begun.unwrap_or(0)))
+        })
+    }
+
     /// Checks that a part leaves before those of its tenant that sequences need sooner.
     pub(crate) fn check_sequence_order(
         &mut self,
         (part, tenant, device): (PartRef, Tenant, usize),
         leaving: &BTreeSet<PartRef>,
+        may_leave: impl Fn(&Self, PartRef) -> bool,
     ) {
         let facts = &self.facts.prefetches.sequences;
         if facts.live_of(tenant).next().is_none() || facts.ended.contains(&tenant) {
@@ -413,7 +433,8 @@ impl Oracle {
         let spared = self.facts.advised_leavable.iter().find(|(other, of, on)| {
             let is_of_same = (*of, *on) == (tenant, device) && !leaving.contains(other);
             let is_kept = self.facts.prefetches.is_named(*other) || facts.is_brought(*other);
-            is_of_same && !is_kept && facts.order_of(tenant, *other) < own && self.can_certainly_leave(*other)
+            let is_before = facts.order_of(tenant, *other) < own;
+            is_of_same && !is_kept && is_before && self.can_certainly_leave(*other) && may_leave(self, *other)
         });
         let spared = spared.map(|(other, ..)| (*other, facts.order_of(tenant, *other)));
         self.expect(SEQUENCE_ORDER, spared.is_none(), || {

@@ -170,6 +170,9 @@ impl Oracle {
         self.learn_name(view.id, broker);
         self.check_placement(by, spec, view);
         self.learn_unpinned_extents(view.id, broker);
+        for part in self.facts.parts_of(view.id) {
+            self.facts.backed.insert(part, self.facts.now);
+        }
         self.owe(by, view.id, false);
     }
 
