@@ -146,8 +146,9 @@ impl Broker {
         // A request that was queued gave up no room: only a new first in the queue can begin.
         self.follow_ups.push(if request.is_queued() { Fact::PrefetchQueued } else { Fact::PrefetchEnded });
         self.note_prefetch_end(&request, id, end);
-        if let Phase::Fetching { missing, .. } = request.phase {
-            for part in missing {
+        if !request.is_queued() {
+            // One that lay in place when this request began may be on its way for another one that has ended.
+            for part in request.parts {
                 self.stop_unwanted_prefetch(part);
             }
         }
