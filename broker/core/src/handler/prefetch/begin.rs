@@ -9,7 +9,7 @@ use crate::{
     event::{PartRef, Tier},
     follow_up::Fact,
     limits::{PREFETCH_BYTES_UNDER_WAY, PREFETCH_RETRY},
-    line::{Footprint, Need},
+    line::{Footprint, Need, Waiter},
     moves::{Cause, Stop},
     prefetch::{Deferral, Phase, PrefetchId, PrefetchState},
     shell::Timer,
@@ -123,6 +123,11 @@ impl Broker {
                 }
                 Some(_) => {
                     self.moves.prefetches.defer(id, Deferral::Moving);
+                    return Attempt::Stays;
+                }
+                // Its waiter fetches it, even one that lets others pass since the driver failed it.
+                None if self.line.contains(Waiter::Part(part)) => {
+                    self.moves.prefetches.defer(id, Deferral::Demand);
                     return Attempt::Stays;
                 }
                 None if self.is_off_device(part) && !self.stays_in_place(part) => fetched.push(part),
