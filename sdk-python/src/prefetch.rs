@@ -1,6 +1,6 @@
 //! `vramd.Prefetch`: memory that was asked for ahead of its use.
 
-use std::{collections::BTreeMap, fmt::Display, ops::Range, process, sync::Arc, time::Duration};
+use std::{fmt::Display, ops::Range, process, sync::Arc, time::Duration};
 
 use pyo3::{exceptions::PyTypeError, prelude::*};
 use vramd_client::{Client, PrefetchDeferral, PrefetchRequest, PrefetchState, Reason};
@@ -10,7 +10,7 @@ use crate::{
     error::Fault,
     interrupt::without_gil,
     memory::Memory,
-    shared::{Shared, check_process},
+    shared::{Locked, Shared, check_process},
 };
 
 /// How urgently memory is needed, and whether some of it is of use.
@@ -63,14 +63,10 @@ impl Prefetch {
     ) -> Result<Self, Fault> {
         wanted.iter().try_for_each(|it| it.shared.check_own_process())?;
         let asked = without_gil(py, || {
-            let sorted: BTreeMap<_, _> =
-                wanted.iter().map(|it| (Arc::as_ptr(&it.shared), &it.shared)).collect();
-            // Several locks are always taken in one order, since a waiting writer keeps later readers out.
-            let locked: BTreeMap<_, _> = sorted.into_iter().map(|(at, it)| (at, it.lock_to_read())).collect();
+            let locked = Locked::all(wanted.iter().map(|it| &it.shared));
             let mut request = PrefetchRequest::new().priority(urgency.priority);
             for Wanted { shared, parts } in wanted {
-                let handle = locked.get(&Arc::as_ptr(shared)).and_then(|handle| handle.as_ref());
-                let handle = handle.ok_or_else(|| shared.closed())?.pinnable();
+                let handle = locked.handle(shared)?.pinnable();
                 request = match parts.clone() {
                     Some(parts) => request.parts(handle, parts),
                     None => request.all(handle),

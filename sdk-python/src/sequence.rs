@@ -1,6 +1,6 @@
 //! `vramd.Sequence`: the order in which a program uses memory, declared once.
 
-use std::{collections::BTreeMap, process, sync::Arc};
+use std::process;
 
 use pyo3::{
     exceptions::PyTypeError,
@@ -13,7 +13,7 @@ use crate::{
     error::Fault,
     interrupt::without_gil,
     prefetch::Wanted,
-    shared::{Shared, check_process},
+    shared::{Locked, check_process},
 };
 
 /// The memory of one step: what a prefetch may name, or a list of it.
@@ -50,15 +50,12 @@ impl Sequence {
         let all = || steps.iter().flat_map(|step| &step.0);
         all().try_for_each(|it| it.shared.check_own_process())?;
         let declared = without_gil(py, || {
-            let sorted: BTreeMap<_, _> = all().map(|it| (Arc::as_ptr(&it.shared), &it.shared)).collect();
-            // Several locks are always taken in one order, since a waiting writer keeps later readers out.
-            let locked: BTreeMap<_, _> = sorted.into_iter().map(|(at, it)| (at, it.lock_to_read())).collect();
+            let locked = Locked::all(all().map(|it| &it.shared));
             let mut request = SequenceRequest::new().passes(passes);
             for step in steps {
                 request = request.step();
                 for Wanted { shared, parts } in &step.0 {
-                    let handle = locked.get(&Arc::as_ptr(shared)).and_then(|handle| handle.as_ref());
-                    let handle = handle.ok_or_else(|| Shared::closed(shared))?.pinnable();
+                    let handle = locked.handle(shared)?.pinnable();
                     request = match parts.clone() {
                         Some(parts) => request.parts(handle, parts),
                         None => request.all(handle),

@@ -59,6 +59,23 @@ pub(crate) enum Handle {
     Sealed(Sealed),
 }
 
+/// The handles of several allocations, none of which is taken away meanwhile.
+pub(crate) struct Locked<'a>(BTreeMap<*const Shared, RwLockReadGuard<'a, Option<Handle>>>);
+
+impl<'a> Locked<'a> {
+    /// Locks each once, always in the order of their addresses, since a waiting writer keeps later readers out.
+    pub(crate) fn all(handles: impl IntoIterator<Item = &'a Arc<Shared>>) -> Self {
+        let sorted: BTreeMap<_, _> = handles.into_iter().map(|it| (Arc::as_ptr(it), it)).collect();
+        Self(sorted.into_iter().map(|(at, it)| (at, it.lock_to_read())).collect())
+    }
+
+    /// One of these handles. It is an error if it was closed.
+    pub(crate) fn handle(&self, shared: &Arc<Shared>) -> Result<&Handle, Fault> {
+        let handle = self.0.get(&Arc::as_ptr(shared)).and_then(|handle| handle.as_ref());
+        handle.ok_or_else(|| shared.closed())
+    }
+}
+
 impl Shared {
     pub(crate) fn new(client: Client, handle: Handle) -> Result<Arc<Self>, Fault> {
         let facts = Facts::of(&handle)?;
@@ -147,23 +164,15 @@ impl Shared {
     ) -> Result<Vec<View>, Fault> {
         set.iter().try_for_each(|(shared, _)| shared.check_own_process())?;
         without_gil(py, || {
-            let sorted: BTreeMap<_, _> =
-                set.iter().map(|(shared, _)| (Arc::as_ptr(shared), shared)).collect();
-            if sorted.len() < set.len() {
+            let locked = Locked::all(set.iter().map(|(shared, _)| shared));
+            if locked.0.len() < set.len() {
                 let problem = "an allocation is named twice";
                 let facts: [(&str, &dyn Display); 2] = [("field", &"set"), ("problem", &problem)];
                 return Err(Fault::refused(Reason::RequestInvalid, problem, &facts));
             }
-            // Several locks are always taken in one order, since a waiting writer keeps later readers out.
-            let locked: BTreeMap<_, _> =
-                sorted.into_iter().map(|(at, shared)| (at, shared.lock_to_read())).collect();
-            let handle = |shared: &Arc<Self>| {
-                let handle = locked.get(&Arc::as_ptr(shared)).and_then(|handle| handle.as_ref());
-                handle.ok_or_else(|| shared.closed())
-            };
             let members: Vec<_> = set
                 .iter()
-                .map(|(shared, access)| Ok((handle(shared)?.pinnable(), *access)))
+                .map(|(shared, access)| Ok((locked.handle(shared)?.pinnable(), *access)))
                 .collect::<Result<_, Fault>>()?;
             let pinned = match wait {
                 Some(wait) => client.pin_set_timeout(&members, wait),
@@ -171,7 +180,7 @@ impl Shared {
             };
             let guards = pinned?.into_guards();
             let view = |((shared, _), pinned): (&(Arc<Self>, Access), Pinned)| {
-                shared.facts.record_place(handle(shared)?)?;
+                shared.facts.record_place(locked.handle(shared)?)?;
                 Ok(shared.count_view(vec![pinned]))
             };
             set.iter().zip(guards).map(view).collect()
@@ -179,7 +188,7 @@ impl Shared {
     }
 
     /// Keeps the handle from being taken away.
-    pub(crate) fn lock_to_read(&self) -> RwLockReadGuard<'_, Option<Handle>> {
+    fn lock_to_read(&self) -> RwLockReadGuard<'_, Option<Handle>> {
         self.handle.read().unwrap_or_else(PoisonError::into_inner)
     }
 
