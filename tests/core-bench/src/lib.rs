@@ -4,6 +4,7 @@
 //! The real core runs a mixed workload on one thread. Everything around it answers at once, so the time
 //! measured is that of the core: `handle`, `poll_command` and the getters.
 
+pub mod client;
 pub mod counted;
 pub mod counts;
 pub mod curve;

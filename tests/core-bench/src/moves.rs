@@ -5,16 +5,14 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use broker_core::{
-    AllocationSpec, CallId, ChannelId, ClientFrame, ClientRequest, Config, Event, Hello, Kind, Lifetime,
-    Limits, OperatorRequest, PartRef, Peer, PrefetchSpec, Reply, Target, Tier,
-};
-use vramd_types::{AllocationId, Bytes, PartIndex, SessionId};
+use broker_core::{AllocationSpec, CallId, ClientFrame, Config, Event, Limits, PartRef, PrefetchSpec, Tier};
+use vramd_types::{AllocationId, Bytes, PartIndex};
 
 use crate::{
+    client::{self, Client},
     dice::Dice,
     meter::{Meter, Pace, processor_time},
-    shell::{self, Shell, UUIDS},
+    shell::{self, Shell},
 };
 
 const TENANTS: u32 = 10;
@@ -24,7 +22,6 @@ const PARTS_PER_ALLOCATION: u32 = 1_000;
 const FITS: u32 = 10;
 /// Virtual time between two rounds of answers.
 const ROUND_MICROS: u64 = 10;
-const UID: u32 = 1000;
 /// The parts that one session asks for ahead at most, and how many requests are counted.
 const PREFETCHES_MAX: u32 = 4_096;
 const PREFETCHES: u32 = 500;
@@ -78,17 +75,11 @@ pub fn count_prefetches(parts: u32, queued: u32) -> u64 {
     let fits = if queued > 0 { FITS } else { 1 };
     let mut shell = Shell::with(config(parts, fits), Pace::Untimed);
     let (client, other) = (Client::open(&mut shell, 0), Client::open(&mut shell, 1));
-    let wanted = client.allocate(&mut shell, CallId(0), parts.min(PREFETCHES_MAX), true);
-    let request =
-        OperatorRequest::MoveParts { target: Target::Id(wanted), parts: Vec::new(), tier: Tier::Host };
-    shell.send(Event::Operator { call: CallId(1), uid: 0, key: None, request });
-    while shell.replies.is_empty() {
-        shell.drain();
-        shell.advance(1);
-    }
+    let wanted = client.allocate(&mut shell, CallId(0), spec(parts.min(PREFETCHES_MAX), true));
+    client::evict(&mut shell, CallId(1), wanted);
     shell.replies.clear();
     if queued > 0 {
-        other.allocate(&mut shell, CallId(2), parts / fits, false);
+        other.allocate(&mut shell, CallId(2), spec(parts / fits, false));
     }
     let mut number = 0;
     let mut ask = |shell: &mut Shell, part: u32, counts: bool| {
@@ -124,16 +115,10 @@ pub struct AtOnce {
 pub fn measure_at_once(parts: u32) -> AtOnce {
     let mut shell = Shell::with(config(parts, 1), Pace::Single);
     let client = Client::open(&mut shell, 0);
-    let allocation = client.allocate(&mut shell, CallId(0), parts, false);
+    let allocation = client.allocate(&mut shell, CallId(0), spec(parts, false));
     shell.moved.clear();
     shell.meter = Meter::new(Pace::Single);
-    let request =
-        OperatorRequest::MoveParts { target: Target::Id(allocation), parts: Vec::new(), tier: Tier::Host };
-    shell.send(Event::Operator { call: CallId(1), uid: 0, key: None, request });
-    while shell.replies.is_empty() {
-        shell.drain();
-        shell.advance(1);
-    }
+    client::evict(&mut shell, CallId(1), allocation);
     assert_eq!(shell.moved.len(), usize::try_from(parts).expect("64 bits"), "all of it has left");
     let longest = shell.meter.samples.iter().flatten().max().copied().unwrap_or_default();
     AtOnce {
@@ -163,7 +148,7 @@ impl Pins {
         for number in 0..parts / PARTS_PER_ALLOCATION {
             let at = usize::try_from(number % TENANTS).expect("64 bits");
             let call = CallId(u64::from(number));
-            let id = clients[at].allocate(&mut shell, call, PARTS_PER_ALLOCATION, true);
+            let id = clients[at].allocate(&mut shell, call, spec(PARTS_PER_ALLOCATION, true));
             owners.insert(id, at);
             let parts = (0..PARTS_PER_ALLOCATION).map(PartIndex);
             away[at].extend(parts.map(|part| PartRef { allocation: id, part }));
@@ -225,57 +210,9 @@ impl Pins {
     }
 }
 
-#[derive(Clone, Copy)]
-struct Client {
-    channel: ChannelId,
-    session: SessionId,
-    pid: u32,
-}
-
-impl Client {
-    /// Opens a session with pins.
-    fn open(shell: &mut Shell, tenant: u32) -> Self {
-        let (pid, channel) = (tenant + 1, ChannelId(u64::from(tenant + 1)));
-        let hello = Hello {
-            tenant: format!("team-{tenant}"),
-            pid,
-            uid: UID,
-            client_name: "python3 train.py".to_owned(),
-            devices: None,
-            unmapped_sessions: Vec::new(),
-            pins: true,
-            pressure: false,
-        };
-        shell.send(Event::Hello { channel, hello });
-        shell.send(Event::Frame { channel, frame: ClientFrame::WordsMapped });
-        shell.drain();
-        let (_, session) = shell.welcomes.pop().expect("it is welcome");
-        Self { channel, session, pid }
-    }
-
-    fn allocate(self, shell: &mut Shell, call: CallId, parts: u32, unpinned: bool) -> AllocationId {
-        let spec = AllocationSpec {
-            size: bytes(parts),
-            device: Some(UUIDS[0].to_owned()),
-            kind: Kind::Movable,
-            lifetime: Lifetime::Session,
-            name: None,
-            readers: Vec::new(),
-            part_size: Some(PART),
-            replace: false,
-            uninitialized: false,
-            unpinned,
-            discardable: false,
-        };
-        let peer = Peer { pid: self.pid, uid: UID };
-        let request = ClientRequest::allocate(vec![spec]);
-        shell.send(Event::Client { call, session: self.session, peer, key: None, request });
-        shell.drain();
-        match shell.replies.pop() {
-            Some((_, Ok(Reply::Allocated(views)))) => views[0].id,
-            other => panic!("no allocation: {other:?}"),
-        }
-    }
+/// Memory of so many parts. With `unpinned` it starts below a full device.
+fn spec(parts: u32, unpinned: bool) -> AllocationSpec {
+    AllocationSpec { unpinned, ..client::spec(bytes(parts), PART) }
 }
 
 /// A device on which one in `fits` of all parts fits, and a host tier for all of them.

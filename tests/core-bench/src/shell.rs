@@ -1,14 +1,15 @@
 //! Stands in for everything around the core: the driver, the disk and the clients answer at once and without
-//! fault. Exceptions are a few clients that answer nothing and, on request, some memory that returns late. So
-//! the time measured is that of the core.
+//! fault. Exceptions are a few clients that answer nothing and, on request, memory that returns late and copies that
+//! take as long as the caller says. So the time measured is that of the core.
 
 use std::collections::{BTreeSet, VecDeque};
 
 use broker_core::{
     Broker, CallId, ChannelId, ClientFrame, Command, Completion, Config, DaemonFrame, DeviceConfig, Event,
-    Limits, Notice, PartRef, Refusal, Reply, StoredQuotas, Tier, Time, UnmappedPart, WordsOutcome,
+    Limits, Notice, PartRef, PrefetchState, Refusal, Reply, StoredQuotas, Tier, Time, UnmappedPart,
+    WordsOutcome,
 };
-use vramd_types::{Bytes, Quantity, SessionId};
+use vramd_types::{Bytes, ExtentId, Quantity, SessionId};
 
 use crate::meter::{Meter, Pace};
 
@@ -17,6 +18,13 @@ pub const UUIDS: [&str; 2] =
 
 /// One extent in this many is not returned at its release, but with the next survey.
 const LATE_ONE_IN: u64 = 509;
+
+/// A copy that has not ended.
+#[derive(Clone, Copy, Debug)]
+pub struct HeldCopy {
+    pub to: ExtentId,
+    pub bytes: Bytes,
+}
 
 #[derive(Debug)]
 pub struct Shell {
@@ -30,6 +38,10 @@ pub struct Shell {
     pub pinned: Vec<(ChannelId, u64)>,
     /// Parts that have moved to another tier.
     pub moved: Vec<(PartRef, Tier)>,
+    /// Everything that clients were told of their prefetch requests.
+    pub prefetches: Vec<(ChannelId, u64, PrefetchState)>,
+    /// With `Some`, copies wait here in their order until the caller completes them. Otherwise they end at once.
+    pub copies: Option<VecDeque<HeldCopy>>,
     /// One extent in this many is returned late.
     late_one_in: Option<u64>,
     now: Time,
@@ -53,6 +65,8 @@ impl Shell {
             silent: BTreeSet::new(),
             pinned: Vec::new(),
             moved: Vec::new(),
+            prefetches: Vec::new(),
+            copies: None,
             late_one_in: None,
             now: Time::START,
             ready: VecDeque::new(),
@@ -66,6 +80,15 @@ impl Shell {
 
     pub fn send(&mut self, event: Event) {
         self.ready.push_back(event);
+    }
+
+    pub const fn now(&self) -> Time {
+        self.now
+    }
+
+    /// Ends a copy that was held.
+    pub fn end_copy(&mut self, copy: HeldCopy) {
+        self.complete(Completion::Copied { to: copy.to, result: Ok(()) });
     }
 
     /// Advances time. A deadline that is reached is an event.
@@ -127,7 +150,10 @@ impl Shell {
             Command::RevokeWords { part, .. } => {
                 self.complete(Completion::WordsRevoked { part, outcome: WordsOutcome::Revoked });
             }
-            Command::Copy { to, .. } => self.complete(Completion::Copied { to, result: Ok(()) }),
+            Command::Copy { to, bytes, .. } => match &mut self.copies {
+                Some(held) => held.push_back(HeldCopy { to, bytes }),
+                None => self.complete(Completion::Copied { to, result: Ok(()) }),
+            },
             Command::Notice(Notice::Moved { part, tier, .. }) => self.moved.push((part, tier)),
             // No operator writes back or cancels here.
             Command::ClearWritten { .. } | Command::ForgetWord { .. } => {}
@@ -156,13 +182,13 @@ impl Shell {
                     .map(|told| UnmappedPart { part: told.part, failure: None, written: true })
                     .collect(),
             ),
+            DaemonFrame::Prefetch { number, state } => return self.prefetches.push((channel, number, state)),
             DaemonFrame::PinAnswer { call, refusal: None } => return self.pinned.push((channel, call)),
             DaemonFrame::PinAnswer { .. }
             | DaemonFrame::Lost(_)
             | DaemonFrame::Refused(_)
             | DaemonFrame::Drain { .. }
             | DaemonFrame::Pressure(_)
-            | DaemonFrame::Prefetch { .. }
             | DaemonFrame::Sequence { .. } => return,
         };
         self.send(Event::Frame { channel, frame });

@@ -26,12 +26,24 @@ impl Dice {
         low + self.below(high - low + 1)
     }
 
+    /// From 1 on, distributed exponentially. `mean` is below 2^53.
+    pub(crate) fn exponential(&mut self, mean: u64) -> u64 {
+        let number = |whole: u64| whole.to_string().parse::<f64>().expect("a number");
+        let share = number(1 + self.below(1 << 32)) / number(1 << 32);
+        rounded(-share.ln() * number(mean)).max(1)
+    }
+
     pub(crate) fn shuffle<T>(&mut self, items: &mut [T]) {
         for at in (1..items.len()).rev() {
             let other = self.below(u64::try_from(at + 1).expect("64 bits"));
             items.swap(at, usize::try_from(other).expect("an index"));
         }
     }
+}
+
+/// Rounds a number from 0 to 2^53, away from the last digits, which may differ between machines.
+fn rounded(number: f64) -> u64 {
+    format!("{:.0}", number.round().abs()).parse().expect("an integer")
 }
 
 /// A Zipf distribution over `0..len`, with shuffled ranks.
@@ -46,13 +58,7 @@ impl Zipf {
     /// `exponent` is in hundredths.
     pub(crate) fn new(len: u32, exponent: u32, dice: &mut Dice) -> Self {
         let mut sum = 0;
-        let weight = |rank: u32| {
-            // Rounded to integers, far from the last digits that may differ between machines.
-            let weight = 1e9 / f64::from(rank + 1).powf(f64::from(exponent) / 100.0);
-            let rounded = weight.round();
-            // Positive and below 2^53.
-            format!("{rounded:.0}").parse::<u64>().expect("an integer")
-        };
+        let weight = |rank: u32| rounded(1e9 / f64::from(rank + 1).powf(f64::from(exponent) / 100.0));
         let sums = (0..len).map(|rank| {
             sum += weight(rank);
             sum

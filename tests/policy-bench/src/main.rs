@@ -1,7 +1,8 @@
-//! `policy-bench OUT.json`: plays generated traces with each eviction policy of the core, prints a table, and writes the
-//! report. docs/benchmarks/order/README.md says what is counted.
+//! `policy-bench OUT.json`: plays generated traces with each eviction policy of the core, and requests with deadlines with
+//! the core itself. Prints two tables, and writes the report. docs/benchmarks/order/README.md says what is counted.
 
 mod bounds;
+mod deadlines;
 mod dice;
 mod play;
 mod report;
@@ -16,11 +17,13 @@ use play::Sight;
 use report::{Report, Row};
 use traces::Trace;
 
-/// Each trace is drawn with each of these seeds, and the bytes are added up.
+/// Each trace and each load is drawn with each of these seeds, and the bytes or requests are added up.
 const SEEDS: [u64; 3] = [1, 2, 3];
 
 #[derive(Parser)]
-#[command(about = "Compares the eviction policies of the core on generated traces.")]
+#[command(
+    about = "Measures the eviction policies and the order of prefetches of the core on generated work."
+)]
 struct Arguments {
     /// The file to write the report to.
     out: PathBuf,
@@ -29,7 +32,7 @@ struct Arguments {
 fn main() -> Result<()> {
     let arguments = Arguments::parse();
     let rows = traces::GENERATORS.iter().map(|generator| measure(&SEEDS.map(generator)));
-    let report = Report { rows: rows.collect() };
+    let report = Report { rows: rows.collect(), deadlines: deadlines::measure() };
     report.print(&mut io::stdout().lock())?;
     fs::write(arguments.out, format!("{:#}\n", report.json()))?;
     Ok(())

@@ -8,12 +8,15 @@ use dev_kit::{machine, output_of};
 use serde_json::{Value, json};
 use vramd_types::GRANULARITY;
 
+use crate::deadlines::{self, Counts};
+
 /// The default may fetch so much more than LRU on any trace: a share.
 const ABOVE_LRU_MAX: f64 = 1.02;
 
 #[derive(Debug)]
 pub(crate) struct Report {
     pub(crate) rows: Vec<Row>,
+    pub(crate) deadlines: Vec<deadlines::Row>,
 }
 
 /// One trace. Bytes are in granules.
@@ -64,6 +67,12 @@ impl Report {
         allowed.min_by(|one, other| self.mean(*one).total_cmp(&self.mean(*other))).unwrap_or_default()
     }
 
+    /// The deadlines that the core meets of those that the reference meets, at the load where that is lowest.
+    fn deadline_share(&self) -> f64 {
+        let share = |row: &deadlines::Row| met_share(row.sum(|_| true));
+        self.deadlines.iter().map(share).fold(1.0, f64::min)
+    }
+
     pub(crate) fn print(&self, out: &mut impl Write) -> Result<()> {
         write!(out, "{:14}{:>12}{:>12}{:>12}", "miss bytes", "all", "bound", "static")?;
         EvictionPolicy::ALL.iter().try_for_each(|policy| write!(out, "{:>14}", policy.name()))?;
@@ -97,6 +106,27 @@ impl Report {
             .iter()
             .try_for_each(|policy| write!(out, "{:>14.3}", self.worst_to_lru(*policy)))?;
         writeln!(out, "\nby the rule: {}", self.chosen())?;
+        self.print_deadlines(out)
+    }
+
+    fn print_deadlines(&self, out: &mut impl Write) -> Result<()> {
+        writeln!(
+            out,
+            "\n{:38}{:>12}{:>12}{:>12}{:>12}",
+            "deadlines met", "all", "reference", "core", "share"
+        )?;
+        for row in &self.deadlines {
+            let mut line = |name: &str, counts: Counts| {
+                let Counts { all, reference, core } = counts;
+                writeln!(out, "{name:38}{all:>12}{reference:>12}{core:>12}{:>12.3}", met_share(counts))
+            };
+            line(&format!("load {} %", row.load), row.sum(|_| true))?;
+            for group in &row.groups {
+                let slack = group.slack_micros / 1000;
+                line(&format!("  parts of {}, slack from {slack} ms", group.part_size), group.counts)?;
+            }
+        }
+        writeln!(out, "lowest share: {:.3}", self.deadline_share())?;
         Ok(())
     }
 
@@ -133,7 +163,21 @@ impl Report {
                 "worst_to_lru": self.worst_to_lru(policy),
             })
         });
+        let loads = self.deadlines.iter().map(|row| {
+            let groups = row.groups.iter().map(|group| {
+                let mut value = met(group.counts);
+                value["part_bytes"] = json!(group.part_size.get());
+                value["slack_ms_min"] = json!(group.slack_micros / 1000);
+                value
+            });
+            let mut value = met(row.sum(|_| true));
+            value["load_percent"] = json!(row.load);
+            value["groups"] = json!(groups.collect::<Vec<_>>());
+            value
+        });
         json!({
+            "deadline_share": self.deadline_share(),
+            "deadlines": loads.collect::<Vec<_>>(),
             "default": default.name(),
             "by_the_rule": chosen.name(),
             "default_mean_ratio": self.mean(default),
@@ -146,6 +190,15 @@ impl Report {
             "run": run("cargo run -p policy-bench -- docs/benchmarks/order/latest.json"),
         })
     }
+}
+
+fn met(counts: Counts) -> Value {
+    let Counts { all, reference, core } = counts;
+    json!({ "requests": all, "met_by_reference": reference, "met_by_core": core, "share": met_share(counts) })
+}
+
+fn met_share(counts: Counts) -> f64 {
+    ratio(counts.core, counts.reference)
 }
 
 fn run(command: &str) -> Value {
