@@ -123,7 +123,7 @@ fn given_keys_are_read() {
         part_size = "2MiB"
         harvest_ms = 60000
         check_shadows = true
-        eviction_policy = "hit-density"
+        eviction_policy = "gdsf"
         [pressure]
         elevated_percent = 60
         high_percent = 75
@@ -168,7 +168,7 @@ fn given_keys_are_read() {
     assert_eq!(config.memory.devices, DeviceChoice::These(vec!["0".into()]));
     assert_eq!((config.memory.device_share, config.memory.part_size), (Quantity::Percent(90), Bytes::mib(2)));
     assert_eq!((config.memory.harvest, config.memory.check_shadows), (Duration::from_secs(60), true));
-    assert_eq!(config.memory.eviction_policy, broker_core::EvictionPolicy::HitDensity);
+    assert_eq!(config.memory.eviction_policy, broker_core::EvictionPolicy::Gdsf);
     let bounds = broker_core::PressureBounds {
         elevated_percent: 60,
         high_percent: 75,

@@ -227,7 +227,8 @@ pub fn config() -> Config {
         default_host_limit: Quantity::Percent(100),
         default_disk_limit: Quantity::Percent(100),
         sessions_reserved: 8,
-        eviction: broker_core::EvictionPolicy::default(),
+        // Counts of all commits are with it: the policies themselves have the benchmark `order`.
+        eviction: broker_core::EvictionPolicy::Lru,
         victim_script: Vec::new(),
         check_clean_backings: false,
         files: false,

@@ -84,7 +84,7 @@ fn changed_settings_are_shown_reported_and_end_with_the_daemon() {
         },
         "tiers": { "host_bytes": 160 * MIB, "disk_bytes": 80 * MIB },
         "shares": { "demand_percent": 30, "prefetch_percent": 50, "write_back_percent": 20 },
-        "eviction": { "policy": "lru" },
+        "eviction": { "policy": "hit-density" },
     });
     let shown = said(&daemon, &["show"]);
     assert_eq!((&shown["settings"], &shown["configured"]), (&configured, &configured));

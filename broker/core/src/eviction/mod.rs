@@ -41,7 +41,6 @@ use weighted_lru::WeightedLru;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum EvictionPolicy {
     /// Least recently used first, by harvested use.
-    #[default]
     Lru,
     /// The same, but large parts count as used earlier, and parts that come back from a slow tier as used later.
     WeightedLru,
@@ -52,6 +51,7 @@ pub enum EvictionPolicy {
     /// In turns, in the order of arrival; a use spares a part for one turn.
     Sieve,
     /// Fewest expected uses for each byte and time first, as learnt from earlier uses.
+    #[default]
     HitDensity,
 }
 

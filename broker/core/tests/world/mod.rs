@@ -133,7 +133,8 @@ pub fn config(devices: &[Bytes]) -> Config {
         default_host_limit: Quantity::Percent(100),
         default_disk_limit: Quantity::Percent(100),
         sessions_reserved: 8,
-        eviction: broker_core::EvictionPolicy::default(),
+        // Tests name who leaves first: the least recently used part.
+        eviction: broker_core::EvictionPolicy::Lru,
         victim_script: Vec::new(),
         check_clean_backings: false,
         files: false,

@@ -50,7 +50,7 @@ impl Fenced {
             default_host_limit: Quantity::Percent(100),
             default_disk_limit: Quantity::Percent(100),
             sessions_reserved: 1,
-            eviction: crate::eviction::EvictionPolicy::default(),
+            eviction: crate::eviction::EvictionPolicy::Lru,
             victim_script: Vec::new(),
             check_clean_backings: false,
             files: false,
