@@ -76,7 +76,7 @@
 //! client of its own.
 //!
 //! **Traces** continue in the daemon with the feature `trace-context`: a call carries the OpenTelemetry context of
-//! its thread, or the one that `enter_trace` set; so does a pin that needs the daemon.
+//! its thread, or the one that `enter_trace` set; so do a prefetch request and a pin that needs the daemon.
 //!
 //! **Descriptors** are closed as soon as a part is mapped; at most 128 are open at a time, so `RLIMIT_NOFILE` should
 //! leave room for that many. Where it does not, allocating fails with [`Error::MapFailed`] and leaves nothing behind.

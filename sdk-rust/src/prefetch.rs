@@ -17,6 +17,7 @@ use crate::{
     mapping::Until,
     pins::{Pinnable, private},
     process::fork::ProcessBound,
+    rpc::trace_of_caller,
     session::{
         Session,
         call_style::{CallStyle, run_ready},
@@ -96,7 +97,8 @@ impl<'a> PrefetchRequest<'a> {
         }
         let within_ms = self.within.map(|it| u64::try_from(it.as_millis()).unwrap_or(u64::MAX));
         let (partial, priority) = (self.partial, self.priority.into());
-        Ok(v1::Prefetch { prefetch_id: 0, parts, partial, within_ms, priority })
+        let trace = trace_of_caller();
+        Ok(v1::Prefetch { prefetch_id: 0, parts, partial, within_ms, priority, trace })
     }
 }
 

@@ -234,7 +234,7 @@ async fn read(entry: &Entry, channel: ChannelId, pid: u32, shared: &Shared) {
     let next = || entry.socket.receive(|buffer, packet| frame_unless_end(buffer, packet, pid));
     while let Ok(Some(received)) = next().await {
         if let Ok(Received::Frame { frame, trace }) = &received {
-            telemetry.begin_pin(channel, frame, trace.as_ref());
+            telemetry.begin_frame(channel, frame, trace.as_ref());
         }
         let taken = received.and_then(|received| take(entry, received));
         inbox.event(match taken {

@@ -192,7 +192,7 @@ pub enum Received {
     Hello(v1::Hello),
     Frame {
         frame: core::ClientFrame,
-        /// The trace of a pin call, which the core does not need.
+        /// The trace of a pin call or a prefetch request, which the core does not need.
         trace: Option<v1::TraceContext>,
     },
 }
@@ -238,7 +238,8 @@ pub fn decode(packet: &[u8]) -> Result<Received, String> {
                 within: asked.within_ms.map(Duration::from_millis),
                 priority,
             };
-            Ok(Received::plain(core::ClientFrame::Prefetch { number: asked.prefetch_id, spec }))
+            let frame = core::ClientFrame::Prefetch { number: asked.prefetch_id, spec };
+            Ok(Received::Frame { frame, trace: asked.trace })
         }
         Some(Frame::PrefetchCancelled(cancelled)) => {
             Ok(Received::plain(core::ClientFrame::PrefetchCancelled { number: cancelled.prefetch_id }))

@@ -31,6 +31,7 @@ mod otlp;
 mod peer_lines;
 mod pin_spans;
 mod pools;
+mod prefetch_spans;
 mod pressure_counters;
 mod process;
 mod revocation_times;
@@ -141,10 +142,15 @@ impl Telemetry {
         }
     }
 
-    /// Begins the span of a pin call, in the client's trace.
-    pub fn begin_pin(&self, channel: ChannelId, frame: &ClientFrame, trace: Option<&v1::TraceContext>) {
-        if let (Some(traces), ClientFrame::Pin { call, parts, write, .. }) = (self.traces(), frame) {
-            traces.begin_pin((channel, *call), parts.len(), *write, trace);
+    /// Begins the span of a pin call or a prefetch request, in the client's trace.
+    pub fn begin_frame(&self, channel: ChannelId, frame: &ClientFrame, trace: Option<&v1::TraceContext>) {
+        let Some(traces) = self.traces() else { return };
+        match frame {
+            ClientFrame::Pin { call, parts, write, .. } => {
+                traces.begin_pin((channel, *call), parts.len(), *write, trace);
+            }
+            ClientFrame::Prefetch { number, spec } => traces.begin_prefetch((channel, *number), spec, trace),
+            _ => {}
         }
     }
 
@@ -160,6 +166,11 @@ impl Telemetry {
                 }
                 if let Some(traces) = &shared.traces {
                     traces.pins().end_answered(channel, frame);
+                }
+            }
+            DaemonFrame::Prefetch { number, state } => {
+                if let Some(traces) = &shared.traces {
+                    traces.prefetches().told((channel, *number), state);
                 }
             }
             DaemonFrame::Map(parts) => shared.metrics.moves().count_used(parts.iter().map(|sent| sent.part)),
@@ -178,7 +189,7 @@ impl Telemetry {
         {
             shared.revocations().handle_event(event);
             if let Some(traces) = &shared.traces {
-                traces.pins().handle_event(event);
+                traces.handle_event(event);
             }
         }
     }

@@ -3,7 +3,8 @@
 //! A client that has pinned the whole set by then, or has given up, ends the call by a frame. If the channel ends, the
 //! call is lost. Only traced calls are known here.
 //!
-//! The span of a call links to each move that ended while the call waited for its part, or for the room that it left.
+//! The span of a call links to each move that ended while the call waited for its part, or for the room that it left,
+//! and to the prefetch requests that were made for its parts.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -94,6 +95,14 @@ impl PinSpans {
             if let Some(waiting) = self.waiting.get_mut(call) {
                 waiting.span.add_link(span.clone(), Vec::new());
             }
+        }
+    }
+
+    /// Links the span of a call to prefetch requests, with how far each was when the call came.
+    pub(super) fn link_prefetches(&mut self, call: Call, requests: Vec<(SpanContext, &'static str)>) {
+        let Some(waiting) = self.waiting.get_mut(&call) else { return };
+        for (request, step) in requests {
+            waiting.span.add_link(request, vec![KeyValue::new("vramd.prefetch.step", step)]);
         }
     }
 

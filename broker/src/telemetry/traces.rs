@@ -1,5 +1,6 @@
-//! Spans: one for a call, below it one for the core's decision and one for each client that must unmap parts; and one
-//! for a pin call, with links to the moves that it waited for.
+//! Spans: one for a call, below it one for the core's decision and one for each client that must unmap parts. One for a
+//! prefetch request, with links to the moves of its parts. And one for a pin call, with links to the moves that it waited
+//! for and to the prefetch requests for its parts.
 //!
 //! The daemon decides whether a call is traced before it creates anything for it, so an untraced call costs one random
 //! number. A caller's `traceparent` decides; for other calls the configured share does.
@@ -9,7 +10,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use broker_core::{ChannelId, RevokeReason, RevokedPart};
+use broker_core::{ClientFrame, Event, PrefetchSpec, RevokeReason, RevokedPart};
 use opentelemetry::{
     Context, KeyValue,
     propagation::{Extractor, TextMapPropagator as _},
@@ -30,7 +31,8 @@ use super::{
     ended_move::{EndedMove, MoveKind},
     export_queue::Queue,
     metrics,
-    pin_spans::PinSpans,
+    pin_spans::{Call, PinSpans},
+    prefetch_spans::PrefetchSpans,
 };
 
 /// Parsed once, since every call is searched for it.
@@ -43,7 +45,9 @@ pub(super) struct Traces {
     propagator: TraceContextPropagator,
     /// UUIDs of the devices.
     devices: Vec<String>,
+    /// Locked before `prefetches`.
     pins: Mutex<PinSpans>,
+    prefetches: Mutex<PrefetchSpans>,
     /// The decisions in progress, whose revokes become children of their spans.
     causes: Mutex<Causes>,
     /// Keeps the provider alive.
@@ -63,6 +67,7 @@ impl Traces {
             propagator: TraceContextPropagator::new(),
             devices: devices.to_vec(),
             pins: Mutex::default(),
+            prefetches: Mutex::default(),
             causes: Mutex::default(),
             _provider: provider,
         }
@@ -110,21 +115,64 @@ impl Traces {
     /// Begins the span of a pin call, if it is traced.
     pub(super) fn begin_pin(
         &self,
-        (channel, call): (ChannelId, u64),
+        (channel, call): Call,
         parts: usize,
         write: bool,
         trace: Option<&v1::TraceContext>,
     ) {
-        let sent = trace.map(FrameContext);
-        let Some(parent) = self.parent(sent.as_ref().map(|sent| sent as &dyn Extractor)) else { return };
         let attributes =
-            [KeyValue::new("vramd.pin.parts", to_i64(parts)), KeyValue::new("vramd.pin.write", write)];
-        let span = self.tracer.span_builder("pin").with_kind(SpanKind::Server).with_attributes(attributes);
-        self.pins().begin(channel, call, span.start_with_context(&self.tracer, &parent));
+            vec![KeyValue::new("vramd.pin.parts", to_i64(parts)), KeyValue::new("vramd.pin.write", write)];
+        if let Some(span) = self.begin_frame("pin", attributes, trace) {
+            self.pins().begin(channel, call, span);
+        }
+    }
+
+    /// Begins the span of a prefetch request, if it is traced.
+    pub(super) fn begin_prefetch(&self, call: Call, spec: &PrefetchSpec, trace: Option<&v1::TraceContext>) {
+        let mut attributes = vec![
+            KeyValue::new("vramd.prefetch.parts", to_i64(spec.parts.len())),
+            KeyValue::new("vramd.prefetch.partial", !spec.whole),
+            KeyValue::new("vramd.prefetch.priority", i64::from(spec.priority)),
+        ];
+        attributes.extend(spec.within.map(|time| KeyValue::new("vramd.prefetch.within", time.as_secs_f64())));
+        if let Some(span) = self.begin_frame("prefetch", attributes, trace) {
+            self.prefetches().begin(call, &spec.parts, span);
+        }
+    }
+
+    /// Begins the span of a client's frame, if it is traced.
+    fn begin_frame(
+        &self,
+        name: &'static str,
+        attributes: Vec<KeyValue>,
+        trace: Option<&v1::TraceContext>,
+    ) -> Option<Span> {
+        let sent = trace.map(FrameContext);
+        let parent = self.parent(sent.as_ref().map(|sent| sent as &dyn Extractor))?;
+        let span = self.tracer.span_builder(name).with_kind(SpanKind::Server).with_attributes(attributes);
+        Some(span.start_with_context(&self.tracer, &parent))
+    }
+
+    /// Records an event before the core handles it.
+    pub(super) fn handle_event(&self, event: &Event) {
+        let mut pins = self.pins();
+        pins.handle_event(event);
+        match event {
+            Event::Frame { channel, frame: ClientFrame::Pin { call, parts, .. } } => {
+                let requests = self.prefetches().used(*channel, parts);
+                pins.link_prefetches((*channel, *call), requests);
+            }
+            Event::ChannelEnded { channel } => self.prefetches().channel_ended(*channel),
+            _ => {}
+        }
     }
 
     pub(super) fn pins(&self) -> MutexGuard<'_, PinSpans> {
         locked(&self.pins)
+    }
+
+    pub(super) fn prefetches(&self) -> MutexGuard<'_, PrefetchSpans> {
+        locked(&self.prefetches)
     }
 
     /// Begins the span of a `Revoke` frame to one client, if it is traced. Its parent is the decision that caused it,
@@ -150,13 +198,14 @@ impl Traces {
         Some(span.with_attributes(attributes).start_with_context(&self.tracer, &parent))
     }
 
-    /// Records the span of an ended move. It is traced if the decision that caused it is, if a traced pin call waits
-    /// for it, or by chance.
+    /// Records the span of an ended move. It is traced if the decision that caused it is, if a traced pin call or
+    /// prefetch request waits for it, or by chance.
     pub(super) fn record_move(&self, ended: &EndedMove<'_>, took: Duration) {
         let mut pins = self.pins();
         let cause = locked(&self.causes).get(&ended.part.allocation).cloned();
         let calls = pins.waiting_for(ended.for_parts.iter().chain([&ended.part]));
-        let awaited = || (!calls.is_empty()).then(Context::new);
+        let requests = self.prefetches().waiting_for(ended.part);
+        let awaited = || (!calls.is_empty() || !requests.is_empty()).then(Context::new);
         let Some(parent) = cause.or_else(awaited).or_else(|| self.parent(None)) else { return };
         let MoveKind { device, direction, from, to, cause, outcome } = ended.kind;
         let attributes = [
@@ -180,6 +229,7 @@ impl Traces {
             span.set_status(Status::error(problem.to_owned()));
         }
         pins.link(&calls, span.span_context());
+        self.prefetches().link(&requests, span.span_context());
         span.end_with_timestamp(now);
     }
 }

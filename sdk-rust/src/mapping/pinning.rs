@@ -25,6 +25,7 @@ use crate::{
     cuda::Context,
     error::{Error, Result},
     pins::one_waiter,
+    rpc::trace_of_caller,
 };
 
 /// A condition that a caller waits for.
@@ -53,18 +54,6 @@ pub(crate) enum PinStart {
 fn millis_until(deadline: Instant) -> u64 {
     let left = deadline.saturating_duration_since(Instant::now()).as_millis();
     u64::try_from(left).unwrap_or(u64::MAX).saturating_add(1)
-}
-
-/// The trace of the calling thread.
-fn trace_of_caller() -> Option<v1::TraceContext> {
-    #[cfg(feature = "trace-context")]
-    {
-        crate::rpc::trace::TraceHeaders::of_caller().into_message()
-    }
-    #[cfg(not(feature = "trace-context"))]
-    {
-        None
-    }
 }
 
 /// While it lives, the table keeps allocations that arrive without a handle.

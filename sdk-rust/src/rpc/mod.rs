@@ -30,6 +30,7 @@ use tonic::{
     Request, Response, Status,
     transport::{Channel, Endpoint},
 };
+use vramd_proto::v1;
 
 use crate::{
     error::{Error, Result},
@@ -227,5 +228,17 @@ async fn unless_ended<T>(
     match tokio::time::timeout(ENDED_GRACE, attempts).await {
         Ok(answer) => answer,
         Err(_) => Err(Status::unavailable("the daemon ended the channel")),
+    }
+}
+
+/// The trace of the calling thread, for a frame of the channel.
+pub(crate) fn trace_of_caller() -> Option<v1::TraceContext> {
+    #[cfg(feature = "trace-context")]
+    {
+        trace::TraceHeaders::of_caller().into_message()
+    }
+    #[cfg(not(feature = "trace-context"))]
+    {
+        None
     }
 }

@@ -2,7 +2,7 @@
 
 use opentelemetry_proto::tonic::trace::v1::Span;
 use tokio::runtime;
-use vramd_client::{Access, AllocationRequest, Bytes, Client, enter_trace};
+use vramd_client::{Access, AllocationRequest, Bytes, Client, PrefetchRequest, PrefetchState, enter_trace};
 use vramd_proto::v1::{RevokeMappingsRequest, revoke_mappings_request::Target};
 use vramd_tests::{
     Config, Daemon,
@@ -158,6 +158,45 @@ fn pins_and_revocations_are_in_their_callers_traces() {
     client.list("").unwrap();
     let traces: Vec<_> = collector.received().spans.iter().map(|span| hex(&span.trace_id)).collect();
     assert!(traces.iter().all(|trace| trace == TRACE || trace == OPERATOR_S), "{traces:?}");
+}
+
+#[test]
+fn a_pin_links_to_the_prefetch_of_its_parts_and_that_to_their_moves() {
+    let collector = Collector::start();
+    let config = sending(&collector).telemetry("traces_sample_ratio = 0").memory("host_size = \"64MiB\"");
+    let daemon = Daemon::start(&config);
+    let client = Client::builder().socket_dir(daemon.sockets()).connect().unwrap();
+    let request = AllocationRequest::new(Bytes::mib(6)).part_size(Bytes::mib(2)).unpinned();
+    let mut layer = client.allocate(request).unwrap();
+    layer.copy_from_host(0, &[7; 6 << 20]).unwrap();
+    let id = layer.id().to_string();
+    until("it leaves", || {
+        let evicting = daemon.vramctl().args(["alloc", "evict", &id, "--json"]).output().unwrap();
+        let told: serde_json::Value = serde_json::from_slice(&evicting.stdout).unwrap();
+        told["parts"].as_array().unwrap().iter().all(|part| part["outcome"] == "moved")
+    });
+    {
+        let _trace = enter_trace(&format!("00-{TRACE}-b7ad6b7169203331-01")).unwrap();
+        let asked = client.prefetch(PrefetchRequest::new().all(&layer)).unwrap();
+        assert!(matches!(asked.wait().unwrap(), PrefetchState::Ready { parts_left_out: 0, is_late: false }));
+        drop(layer.pin(Access::Read).unwrap());
+    }
+    let one = |name: &'static str| {
+        received(&collector, name, |received| named(received, TRACE, name).into_iter().next())
+    };
+    let (prefetch, pin) = (one("prefetch"), one("pin"));
+    assert_eq!(hex(&prefetch.parent_span_id), "b7ad6b7169203331");
+    assert_eq!(number(&prefetch.attributes, "vramd.prefetch.parts"), Some(3.0));
+    assert_eq!(attribute(&prefetch.attributes, "vramd.prefetch.outcome"), "ready");
+    let moves = received(&collector, "the moves", |received| {
+        let linked = |span: &&Span| prefetch.links.iter().any(|link| link.span_id == span.span_id);
+        let moves: Vec<_> = received.spans.iter().filter(linked).cloned().collect();
+        (moves.len() == prefetch.links.len()).then_some(moves)
+    });
+    assert_eq!(moves.len(), 3, "{moves:?}");
+    assert!(moves.iter().all(|it| attribute(&it.attributes, "vramd.migration.cause") == "prefetch"));
+    let link = pin.links.iter().find(|link| link.span_id == prefetch.span_id).expect("a link");
+    assert_eq!(attribute(&link.attributes, "vramd.prefetch.step"), "ready");
 }
 
 #[test]

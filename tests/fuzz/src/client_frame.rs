@@ -70,13 +70,14 @@ fn written(received: &Received) -> Frame {
                 wait_ms: wait.map(|wait| u64::try_from(wait.as_millis()).unwrap()),
             })
         }
-        Received::Frame { frame: ClientFrame::Prefetch { number, spec }, .. } => {
+        Received::Frame { frame: ClientFrame::Prefetch { number, spec }, trace } => {
             Frame::Prefetch(v1::Prefetch {
                 prefetch_id: *number,
                 parts: spec.parts.iter().map(reference).collect(),
                 partial: !spec.whole,
                 within_ms: spec.within.map(|within| u64::try_from(within.as_millis()).unwrap()),
                 priority: spec.priority.into(),
+                trace: trace.clone(),
             })
         }
         Received::Frame { frame: ClientFrame::PrefetchCancelled { number }, .. } => {
