@@ -12,6 +12,7 @@
 //! metric. Without configuration there is no thread, and a [`Telemetry`] does nothing.
 
 mod attributes;
+mod awaited_parts;
 mod call_durations;
 mod calls;
 mod counters;

@@ -18,16 +18,17 @@ use opentelemetry::{
 };
 use opentelemetry_sdk::trace::Span;
 
-use super::metrics;
+use super::{
+    awaited_parts::{AwaitedParts, Call, calls_of},
+    metrics,
+};
 
 #[derive(Debug, Default)]
 pub(super) struct PinSpans {
     waiting: BTreeMap<Call, WaitingPin>,
     /// The parts of calls that the core has seen.
-    parts: BTreeSet<(PartRef, Call)>,
+    parts: AwaitedParts,
 }
-
-pub(super) type Call = (ChannelId, u64);
 
 #[derive(Debug)]
 struct WaitingPin {
@@ -38,6 +39,8 @@ struct WaitingPin {
 
 impl PinSpans {
     pub(super) fn begin(&mut self, channel: ChannelId, call: u64, span: Span) {
+        // A client may break the rule that numbers are used once.
+        self.remove((channel, call));
         self.waiting.insert((channel, call), WaitingPin { since: Instant::now(), span, parts: Vec::new() });
     }
 
@@ -60,7 +63,7 @@ impl PinSpans {
                 let call = (*channel, *call);
                 if let Some(waiting) = self.waiting.get_mut(&call) {
                     waiting.parts.clone_from(parts);
-                    self.parts.extend(parts.iter().map(|part| (*part, call)));
+                    self.parts.insert(call, parts);
                 }
             }
             Event::Frame { channel, frame: ClientFrame::PinEnded { call } } => {
@@ -69,13 +72,10 @@ impl PinSpans {
                 }
             }
             Event::ChannelEnded { channel } => {
-                let gone: Vec<_> = self
-                    .waiting
-                    .range((*channel, u64::MIN)..=(*channel, u64::MAX))
-                    .map(|(key, _)| *key)
-                    .collect();
-                for waiting in gone.iter().filter_map(|key| self.remove(*key)).collect::<Vec<_>>() {
-                    waiting.end("lost");
+                for call in calls_of(&self.waiting, *channel) {
+                    if let Some(waiting) = self.remove(call) {
+                        waiting.end("lost");
+                    }
                 }
             }
             _ => {}
@@ -84,9 +84,7 @@ impl PinSpans {
 
     /// Returns the calls that wait for one of the parts.
     pub(super) fn waiting_for<'a>(&self, parts: impl Iterator<Item = &'a PartRef>) -> BTreeSet<Call> {
-        let (first, last) = ((ChannelId(u64::MIN), u64::MIN), (ChannelId(u64::MAX), u64::MAX));
-        let calls = parts.flat_map(|part| self.parts.range((*part, first)..=(*part, last)));
-        calls.map(|(_, call)| *call).collect()
+        parts.flat_map(|part| self.parts.calls_for(*part)).collect()
     }
 
     /// Links the calls' spans to the span of a move.
@@ -108,9 +106,7 @@ impl PinSpans {
 
     fn remove(&mut self, call: Call) -> Option<WaitingPin> {
         let waiting = self.waiting.remove(&call)?;
-        for part in &waiting.parts {
-            self.parts.remove(&(*part, call));
-        }
+        self.parts.remove(call, &waiting.parts);
         Some(waiting)
     }
 }
@@ -186,6 +182,19 @@ mod tests {
         let links: Vec<Vec<_>> = ended.spans().into_iter().map(links).collect();
         assert_eq!(links, [vec![id(1), id(2)], vec![], vec![id(1), id(3)]]);
         assert!(pins.parts.is_empty());
+    }
+
+    #[test]
+    fn a_number_that_is_used_twice_leaves_nothing_behind() {
+        let (ended, mut pins) = (Ended::default(), PinSpans::default());
+        let channel = ChannelId(1);
+        for parts in [[0, 1], [2, 3]] {
+            pins.begin(channel, 1, ended.span());
+            pins.handle_event(&pin_frame(channel, 1, &parts));
+        }
+        assert!(pins.waiting_for([part(0), part(1)].iter()).is_empty());
+        pins.handle_event(&Event::ChannelEnded { channel });
+        assert!(pins.waiting.is_empty() && pins.parts.is_empty());
     }
 
     fn answer(call: u64, refusal: Option<Refusal>) -> DaemonFrame {

@@ -16,7 +16,10 @@ use opentelemetry::{
 };
 use opentelemetry_sdk::trace::Span;
 
-use super::{metrics, pin_spans::Call};
+use super::{
+    awaited_parts::{AwaitedParts, Call, calls_of},
+    metrics,
+};
 
 /// Requests of one channel that are remembered beyond their spans. The oldest are forgotten first.
 const ENDED_MAX: usize = 64;
@@ -25,7 +28,9 @@ const ENDED_MAX: usize = 64;
 pub(super) struct PrefetchSpans {
     requests: BTreeMap<Call, Request>,
     /// The parts of requests whose spans have not ended.
-    awaited: BTreeSet<(PartRef, Call)>,
+    awaited: AwaitedParts,
+    /// Requests whose spans have ended.
+    ended: BTreeSet<Call>,
     /// The last request for each part. A channel has its own requests.
     last: BTreeMap<(ChannelId, PartRef), u64>,
 }
@@ -42,14 +47,15 @@ struct Request {
 
 impl PrefetchSpans {
     pub(super) fn begin(&mut self, (channel, number): Call, parts: &[PartRef], span: Span) {
-        for part in parts {
-            self.last.insert((channel, *part), number);
-            self.awaited.insert((*part, (channel, number)));
-        }
+        let call = (channel, number);
+        // A client may break the rule that numbers are used once.
+        self.remove(call);
+        self.last.extend(parts.iter().map(|part| ((channel, *part), number)));
+        self.awaited.insert(call, parts);
         let context = span.span_context().clone();
         let parts = parts.to_vec();
         let request = Request { since: Instant::now(), context, span: Some(span), step: "asked", parts };
-        self.requests.insert((channel, number), request);
+        self.requests.insert(call, request);
         self.forget_oldest(channel);
     }
 
@@ -65,25 +71,16 @@ impl PrefetchSpans {
             PrefetchState::Cancelled { .. } => "cancelled",
             PrefetchState::Refused(_) => "refused",
         };
-        let Some(mut span) = request.span.take() else { return };
+        let Some(span) = &mut request.span else { return };
         match state {
             PrefetchState::Deferred(why) => {
-                span.add_event(
-                    "deferred",
-                    vec![KeyValue::new(
-                        "vramd.prefetch.deferral",
-                        crate::events::deferral(*why).as_str_name(),
-                    )],
-                );
-                request.span = Some(span);
-                return;
+                let why = crate::events::deferral(*why).as_str_name();
+                return span.add_event("deferred", vec![KeyValue::new("vramd.prefetch.deferral", why)]);
             }
             PrefetchState::Accepted { expected } => {
                 let expected =
                     expected.map(|time| KeyValue::new("vramd.prefetch.expected", time.as_secs_f64()));
-                span.add_event("accepted", expected.into_iter().collect());
-                request.span = Some(span);
-                return;
+                return span.add_event("accepted", expected.into_iter().collect());
             }
             PrefetchState::Ready { left_out, .. } => {
                 span.set_attribute(KeyValue::new("vramd.prefetch.left_out", i64::from(*left_out)));
@@ -94,28 +91,23 @@ impl PrefetchSpans {
             }
             PrefetchState::Dropped { .. } | PrefetchState::Cancelled { .. } => {}
         }
-        request.end(span);
-        for part in &request.parts {
-            self.awaited.remove(&(*part, call));
-        }
+        self.end(call);
     }
 
     /// Ends the spans of a channel, whose requests end with it.
     pub(super) fn channel_ended(&mut self, channel: ChannelId) {
-        for call in self.calls_of(channel) {
-            if let Some(mut request) = self.remove(call)
-                && let Some(span) = request.span.take()
-            {
+        for call in calls_of(&self.requests, channel) {
+            if let Some(request) = self.requests.get_mut(&call) {
                 request.step = "lost";
-                request.end(span);
             }
+            self.end(call);
+            self.remove(call);
         }
     }
 
     /// Returns the requests that wait for the part.
     pub(super) fn waiting_for(&self, part: PartRef) -> Vec<Call> {
-        let (first, last) = ((ChannelId(u64::MIN), u64::MIN), (ChannelId(u64::MAX), u64::MAX));
-        self.awaited.range((part, first)..=(part, last)).map(|(_, call)| *call).collect()
+        self.awaited.calls_for(part).collect()
     }
 
     /// Links the requests' spans to the span of a move.
@@ -136,36 +128,33 @@ impl PrefetchSpans {
         requests.map(|request| (request.context.clone(), request.step)).collect()
     }
 
-    fn calls_of(&self, channel: ChannelId) -> Vec<Call> {
-        let all = self.requests.range((channel, u64::MIN)..=(channel, u64::MAX));
-        all.map(|(call, _)| *call).collect()
+    /// Ends the span of a request, which is still found by the pin calls that use its parts.
+    fn end(&mut self, call: Call) {
+        let Some(request) = self.requests.get_mut(&call) else { return };
+        let Some(mut span) = request.span.take() else { return };
+        span.set_attribute(KeyValue::new(metrics::PREFETCH_OUTCOME, request.step));
+        span.set_attribute(KeyValue::new("vramd.prefetch.took", request.since.elapsed().as_secs_f64()));
+        span.end();
+        self.awaited.remove(call, &request.parts);
+        self.ended.insert(call);
     }
 
     fn forget_oldest(&mut self, channel: ChannelId) {
-        let all = self.requests.range((channel, u64::MIN)..=(channel, u64::MAX));
-        let ended: Vec<Call> = all.filter(|(_, it)| it.span.is_none()).map(|(call, _)| *call).collect();
+        let ended: Vec<Call> = self.ended.range((channel, u64::MIN)..=(channel, u64::MAX)).copied().collect();
         for call in ended.iter().take(ended.len().saturating_sub(ENDED_MAX)) {
             self.remove(*call);
         }
     }
 
-    fn remove(&mut self, call: Call) -> Option<Request> {
-        let request = self.requests.remove(&call)?;
+    fn remove(&mut self, call: Call) {
+        let Some(request) = self.requests.remove(&call) else { return };
+        self.awaited.remove(call, &request.parts);
+        self.ended.remove(&call);
         for part in &request.parts {
-            self.awaited.remove(&(*part, call));
             if self.last.get(&(call.0, *part)) == Some(&call.1) {
                 self.last.remove(&(call.0, *part));
             }
         }
-        Some(request)
-    }
-}
-
-impl Request {
-    fn end(&self, mut span: Span) {
-        span.set_attribute(KeyValue::new(metrics::PREFETCH_OUTCOME, self.step));
-        span.set_attribute(KeyValue::new("vramd.prefetch.took", self.since.elapsed().as_secs_f64()));
-        span.end();
     }
 }
 
@@ -255,6 +244,18 @@ mod tests {
         moved(&mut spans, 0, 3);
         let links: Vec<_> = ended.spans()[0].links.iter().map(|link| link.span_context.span_id()).collect();
         assert_eq!(links, [SpanId::from_bytes([2; 8])]);
+    }
+
+    #[test]
+    fn a_number_that_is_used_twice_leaves_nothing_behind() {
+        let (ended, mut spans) = (Ended::default(), PrefetchSpans::default());
+        begin(&mut spans, &ended, (CHANNEL, 1), &[0, 1]);
+        begin(&mut spans, &ended, (CHANNEL, 1), &[2]);
+        assert_eq!(steps(&mut spans, CHANNEL, &[0, 1, 2]), ["asked"]);
+        begin(&mut spans, &ended, (CHANNEL, 1), &[3]);
+        spans.channel_ended(CHANNEL);
+        assert!(spans.requests.is_empty() && spans.awaited.is_empty() && spans.last.is_empty());
+        assert!(spans.ended.is_empty());
     }
 
     #[test]

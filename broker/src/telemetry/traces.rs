@@ -27,11 +27,12 @@ use tonic::codegen::http::{HeaderMap, HeaderName};
 use vramd_proto::v1;
 
 use super::{
+    awaited_parts::Call,
     decision_span::{Causes, Decision},
     ended_move::{EndedMove, MoveKind},
     export_queue::Queue,
     metrics,
-    pin_spans::{Call, PinSpans},
+    pin_spans::PinSpans,
     prefetch_spans::PrefetchSpans,
 };
 
