@@ -174,13 +174,14 @@ impl Broker {
         self.follow_ups.push(Fact::LeavingStopped);
     }
 
-    /// Releases the extent that a part has left, or hands it to the next waiter of its tenant and size, which
-    /// is copied into it at once.
+    /// Releases the extent that a part has left, or hands it to the next waiter of its tenant and size, which is copied
+    /// into it at once. Where no client waits, a request of its tenant has it.
     fn leave_device(&mut self, part: PartRef, extent: ExtentId) {
         self.usage.residents.remove(part);
         self.end_unneeded(part);
         planted!(self, SourceKept => if !self.is_extent_wanted(part) { return });
-        match self.is_extent_wanted(part) && self.hand_over(part, extent) {
+        let is_wanted = self.is_extent_wanted(part) || self.is_extent_requested(part);
+        match is_wanted && self.hand_over(part, extent) {
             true => self.on_leaving_resolved(extent),
             false => self.release_extent(extent),
         }

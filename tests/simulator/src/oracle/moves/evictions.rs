@@ -1,6 +1,8 @@
 //! A victim is above its tenant's guarantee. That no session pins it shows when it is copied or reported as
 //! moved: no session maps it then.
 
+use std::collections::BTreeSet;
+
 use broker_core::{AllocationSpec, Broker, Cause, ClientRequest, PartRef, Tier, invariants::EVICTED};
 use vramd_types::GRANULARITY;
 
@@ -89,8 +91,12 @@ impl Oracle {
 
     /// Bytes that a tenant waits for on a device, or more: such a tenant makes room for itself.
     fn wanted_bytes(&self, tenant: Tenant, device: usize, broker: &Broker) -> u64 {
-        let wanted: std::collections::BTreeSet<_> = self.wanted(broker).into_iter().collect();
-        let elsewhere = wanted.into_iter().filter(|part| self.may_be_off_device(*part));
+        let wanted: BTreeSet<_> = self.wanted(broker).into_iter().collect();
+        // A copy goes on after its move was stopped, and the part waits for room again.
+        let moved: BTreeSet<_> = broker.moves().iter().map(|it| it.part).collect();
+        let is_below = |part| self.tier_of(part).is_some_and(|tier| tier != Tier::Device);
+        let is_stopped = |part| is_below(part) && !moved.contains(&part) && !self.is_in_place(part);
+        let elsewhere = wanted.into_iter().filter(|part| self.may_be_off_device(*part) || is_stopped(*part));
         let sizes = elsewhere.filter_map(|part| {
             let allocation = self.facts.allocations.get(&part.allocation)?;
             let size = self.size_of(part)?;

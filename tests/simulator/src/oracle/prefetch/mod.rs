@@ -69,6 +69,11 @@ impl RequestFacts {
         self.told_before == Told::Deferred
     }
 
+    /// It was queued before this event or in it, and so may have made parts leave.
+    pub(crate) fn may_have_made_room(&self) -> bool {
+        self.was_queued() || (self.told_before == Told::Nothing && self.told < Told::End)
+    }
+
     /// It had begun before this event.
     pub(crate) fn has_begun_before(&self) -> bool {
         matches!(self.told_before, Told::Accepted | Told::Ready)

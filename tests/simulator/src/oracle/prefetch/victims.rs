@@ -49,7 +49,7 @@ impl Oracle {
 
     fn waiting_on(&self, device: usize) -> impl Iterator<Item = &RequestFacts> {
         let requests = self.facts.prefetches.requests.values();
-        requests.filter(move |it| (it.was_queued() || it.is_queued()) && it.device == Some(device))
+        requests.filter(move |it| it.may_have_made_room() && it.device == Some(device))
     }
 
     /// Whether the part of the tenant is worth less than what the request brings of the same tenant.
@@ -86,16 +86,17 @@ impl Oracle {
         cold_after.is_some_and(|cold| used.is_none_or(|used| used >= now || used.after(cold) < now))
     }
 
-    /// Whether the part is of that tenant and off its device.
+    /// Whether the part is of that tenant and off its device, or was before this event.
     fn is_brought(&self, part: PartRef, tenant: Tenant) -> bool {
         let is_own = self.facts.allocations.get(&part.allocation).is_some_and(|it| it.tenant == tenant);
-        is_own && self.tier_of(part).is_some_and(|tier| tier != broker_core::Tier::Device)
+        let is_below = self.tier_of(part).is_some_and(|tier| tier != broker_core::Tier::Device);
+        is_own && (is_below || self.step.fetched.contains(&part))
     }
 
     /// Bytes of a tenant that queued requests would bring to a device.
     pub(crate) fn prefetched_bytes(&self, tenant: Tenant, device: usize, broker: &Broker) -> u64 {
         let requests = self.facts.prefetches.requests.values();
-        let queued = requests.filter(|it| it.device == Some(device) && (it.is_queued() || it.was_queued()));
+        let queued = requests.filter(|it| it.device == Some(device) && it.may_have_made_room());
         let parts = queued.flat_map(|it| &it.spec.parts).filter(|part| self.is_brought(**part, tenant));
         let bytes: u64 = parts.filter_map(|part| self.size_of(*part)).sum();
         bytes.saturating_add(self.sequenced_bytes(tenant, broker))
