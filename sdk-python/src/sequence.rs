@@ -117,6 +117,11 @@ impl Sequence {
     }
 
     #[getter]
+    fn kept_bytes(&self) -> PyResult<u64> {
+        Ok(self.window()?.map_or(0, |window| window.kept.get()))
+    }
+
+    #[getter]
     fn is_shortened(&self) -> PyResult<bool> {
         Ok(self.window()?.is_some_and(|window| window.is_shortened))
     }

@@ -159,13 +159,16 @@ pub struct SequenceWindow {
     pub bytes: Bytes,
     /// More room for the tenant would let the daemon work further ahead, as copies need.
     pub is_shortened: bool,
+    /// Bytes of a pass that stay on the device from one pass to the next. The others are copied in each pass.
+    pub kept: Bytes,
 }
 
 impl From<Step> for SequenceState {
     fn from(step: Step) -> Self {
         match step {
-            Step::Window(v1::SequenceWindow { steps, bytes, shortened }) => {
-                Self::Running(SequenceWindow { steps, bytes: Bytes::new(bytes), is_shortened: shortened })
+            Step::Window(v1::SequenceWindow { steps, bytes, shortened, kept_bytes }) => {
+                let (bytes, kept) = (Bytes::new(bytes), Bytes::new(kept_bytes));
+                Self::Running(SequenceWindow { steps, bytes, is_shortened: shortened, kept })
             }
             Step::Refused(refused) => Self::Refused(refused.into()),
             Step::Ended(it) => Self::Ended { by_operator: it.by_operator },

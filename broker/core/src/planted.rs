@@ -298,6 +298,7 @@ mod bugs {
         SequenceOfOtherSession: "a step begins in the sequence of another session", [SEQUENCE_WINDOW];
         SequencePassedKept: "the request for a step that is over goes on", [SEQUENCE_WINDOW];
         SequenceFarthestKept: "parts of a sequence leave in the order of the policy", [SEQUENCE_ORDER];
+        SequenceKeptStreamed: "parts that a loop keeps from pass to pass leave as its other parts do", [SEQUENCE_ORDER];
         SequenceNearerEvicted: "a part leaves for one that its sequence needs later", [SEQUENCE_ORDER, PREFETCH_VICTIMS];
         PrefetchBeforeDemand: "a link lets a prefetch pass demand", [LINK_ORDER, LINK_SHARES];
         ShareLentForEver: "a link does not return the share that a class lent to others", [LINK_SHARES];

@@ -128,8 +128,9 @@ fn prefetch_step(state: &PrefetchState) -> v1::prefetch_progress::Step {
 fn sequence_step(state: &SequenceState) -> v1::sequence_progress::Step {
     use v1::sequence_progress::Step;
     match state {
-        SequenceState::Window(SequenceWindow { steps, bytes, shortened }) => {
-            Step::Window(v1::SequenceWindow { steps: *steps, bytes: bytes.get(), shortened: *shortened })
+        SequenceState::Window(SequenceWindow { steps, bytes, shortened, kept }) => {
+            let (steps, shortened) = (*steps, *shortened);
+            Step::Window(v1::SequenceWindow { steps, bytes: bytes.get(), shortened, kept_bytes: kept.get() })
         }
         SequenceState::Refused(refusal) => Step::Refused(super::refusal_frames::of_core(refusal)),
         SequenceState::Ended { by_operator } => {

@@ -467,6 +467,9 @@ class Sequence:
     def window_bytes(self) -> int:
         """All parts of these steps together, in bytes."""
     @property
+    def kept_bytes(self) -> int:
+        """Bytes of a pass that stay on the device from one pass to the next. The others are copied in each pass."""
+    @property
     def is_shortened(self) -> bool:
         """More room for the tenant would let the daemon work further ahead, as copies need."""
     def begin(self, step: int | None = None) -> int | None:

@@ -15,6 +15,7 @@ use crate::{
     residency::{
         AllocationEvent, AllocationState, AllocationTable, FdBudget, MapEvent, MapState, Mapping, Stage,
     },
+    sequence::SequenceId,
     tenancy::{Method, OpId, Outcome, PinCall, PinId, RequestLog, TenantId},
     time::Time,
     view::StoredQuota,
@@ -36,6 +37,13 @@ impl Broker {
     pub(crate) fn another_with_sequence(&self, session: SessionId, number: u64) -> SessionId {
         let others = self.moves.sequences.iter().map(|(id, _)| id);
         others.filter(|id| id.0 != session && id.1 == number).map(|id| id.0).next().unwrap_or(session)
+    }
+
+    /// Takes all parts of a sequence for streamed ones, for `SequenceKeptStreamed`.
+    pub(crate) fn stream_kept(&mut self, id: SequenceId) {
+        if let Some(sequence) = self.moves.sequences.get_mut(id) {
+            sequence.kept.clear();
+        }
     }
 
     /// Whether the part comes to its device, for `FetchNotRaised`.

@@ -10,6 +10,7 @@
 //! request for each of them. A part is needed at the nearest step that uses it: the one that is begun, or a later one.
 //! In a loop, that is at most one pass ahead. The table answers this by a binary search in the sorted uses.
 
+mod kept;
 mod need;
 mod table;
 
@@ -75,6 +76,8 @@ pub struct SequenceWindow {
     pub bytes: Bytes,
     /// Whether the daemon would work further ahead if the device had more room for the tenant.
     pub shortened: bool,
+    /// Bytes of a pass that stay on the device from one pass to the next. The others are copied in each pass.
+    pub kept: Bytes,
 }
 
 /// A step of a sequence of a session.
@@ -109,6 +112,9 @@ pub(crate) struct Sequence {
     /// How long a step takes, as measured.
     step_time: Option<Duration>,
     pub(crate) window: SequenceWindow,
+    /// Parts that stay on the device, sorted, and the pass at whose begin they were chosen.
+    pub(crate) kept: Vec<PartRef>,
+    kept_since: Option<u64>,
     /// The steps ahead for which there is a request, with its number.
     pub(crate) requests: BTreeMap<u64, u64>,
 }
@@ -128,6 +134,8 @@ impl Sequence {
             begun: None,
             step_time: None,
             window: SequenceWindow::default(),
+            kept: Vec::new(),
+            kept_since: None,
             requests: BTreeMap::new(),
         }
     }
@@ -204,13 +212,18 @@ impl Sequence {
 
     /// When the sequence needs a part next; `None` if it never names it.
     pub(crate) fn need_of(&self, part: PartRef) -> Option<Need> {
-        self.next_use(part).map(|step| self.need_at(step))
+        let need = self.next_use(part).map(|step| self.need_at(step))?;
+        Some(Need { is_kept: need != Need::NEVER && self.is_kept(part), ..need })
     }
 
     /// The need of a part whose next use is at this step.
     pub(crate) fn need_at(&self, step: u64) -> Need {
         match step < self.step_count() {
-            true => Need { steps: step.saturating_sub(self.now_at()), is_ahead: step < self.window_end() },
+            true => Need {
+                steps: step.saturating_sub(self.now_at()),
+                is_ahead: step < self.window_end(),
+                is_kept: false,
+            },
             false => Need::NEVER,
         }
     }

@@ -12,16 +12,19 @@ pub(crate) struct Need {
     pub(crate) steps: u64,
     /// Whether it is needed in the step that is begun, or in the window.
     pub(crate) is_ahead: bool,
+    /// Whether it stays on the device from pass to pass.
+    pub(crate) is_kept: bool,
 }
 
 impl Need {
     /// No further step of the sequence needs the part.
-    pub(crate) const NEVER: Self = Self { steps: u64::MAX, is_ahead: false };
+    pub(crate) const NEVER: Self = Self { steps: u64::MAX, is_ahead: false, is_kept: false };
 
     /// The need of a part that two sequences name.
     pub(crate) const fn nearer(self, other: Self) -> Self {
         let steps = if self.steps < other.steps { self.steps } else { other.steps };
-        Self { steps, is_ahead: self.is_ahead || other.is_ahead }
+        let (is_ahead, is_kept) = (self.is_ahead || other.is_ahead, self.is_kept || other.is_kept);
+        Self { steps, is_ahead, is_kept }
     }
 }
 
@@ -29,12 +32,33 @@ impl Need {
 #[derive(Clone)]
 struct Walk<'a> {
     of_tenant: Vec<(SequenceId, &'a Sequence)>,
-    is_ahead: bool,
+    which: Which,
+}
+
+/// Which of the parts that sequences need again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Which {
+    /// Beyond the windows, and copied anew in each pass.
+    Streamed,
+    /// Beyond the windows, and kept from pass to pass.
+    Kept,
+    Ahead,
+}
+
+impl Which {
+    const fn of(need: Need) -> Self {
+        match need {
+            Need { is_ahead: true, .. } => Self::Ahead,
+            Need { is_kept: true, .. } => Self::Kept,
+            Need { .. } => Self::Streamed,
+        }
+    }
 }
 
 impl Sequences {
-    /// Parts that the sequences of a tenant on a device name, each once, first the one that is needed last. Only those
-    /// that are needed in a window, or only those beyond.
+    /// Parts that the sequences of a tenant on a device name, each once: only those that are needed in a window, or only
+    /// those beyond. First come parts that are never needed again, then streamed and then kept ones, each time first the
+    /// one that is needed last.
     pub(crate) fn by_need(
         &self,
         (tenant, device): (TenantId, DeviceIndex),
@@ -45,11 +69,15 @@ impl Sequences {
         let may_end = of_tenant.iter().any(|(_, sequence)| {
             sequence.now_at().saturating_add(sequence.pass_len()) > sequence.step_count()
         });
-        let walk = Walk { of_tenant, is_ahead };
-        let over = walk.clone();
+        let over = Walk { of_tenant: of_tenant.clone(), which: Which::Streamed };
         let never = (0..longest).rev().filter(move |_| may_end && !is_ahead);
         let never = never.flat_map(move |steps| over.parts_at(steps, true));
-        never.chain((0..longest).rev().flat_map(move |steps| walk.parts_at(steps, false)))
+        let in_turn: &[Which] = if is_ahead { &[Which::Ahead] } else { &[Which::Streamed, Which::Kept] };
+        let again = in_turn.iter().flat_map(move |which| {
+            let walk = Walk { of_tenant: of_tenant.clone(), which: *which };
+            (0..longest).rev().flat_map(move |steps| walk.parts_at(steps, false))
+        });
+        never.chain(again)
     }
 }
 
@@ -75,6 +103,6 @@ impl<'a> Walk<'a> {
         let needs = || self.of_tenant.iter().filter_map(|(id, it)| Some((*id, it.need_of(part)?)));
         let combined = needs().map(|(_, need)| need).reduce(Need::nearer).unwrap_or(own);
         let first = needs().find(|(_, need)| need.steps == combined.steps).map(|(id, _)| id);
-        first == Some(id) && combined.is_ahead == self.is_ahead
+        first == Some(id) && Which::of(combined) == self.which
     }
 }

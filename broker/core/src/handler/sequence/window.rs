@@ -3,17 +3,22 @@
 //! A step that begins ends the requests of all steps before it, and counts as the use of its parts. The daemon then
 //! chooses how far ahead it works: as many steps as hide the time of copies behind the time of steps, as measured, as
 //! far as the parts of all these steps fit on the device together. The window ends no earlier than before, since its
-//! last parts may be on their way.
+//! last parts may be on their way. At the begin of each pass it chooses which parts stay on the device
+//! (`sequence/kept.rs`).
 //!
 //! Requests of one tenant begin in the order in which they were made. So if a request is made again, those of later
 //! steps that have not begun are made again behind it.
+
+use std::collections::BTreeMap;
 
 use vramd_types::Bytes;
 
 use crate::{
     broker::Broker,
     command::PrefetchEnd,
+    event::{PartRef, Tier},
     follow_up::Fact,
+    ledger::Place,
     prefetch::Prefetch,
     sequence::{Sequence, SequenceId, SequencePlace, SequenceState, SequenceWindow, Step},
     tenancy::TenantId,
@@ -68,10 +73,12 @@ impl Broker {
     pub(crate) fn keep_window(&mut self, id: SequenceId, end: u64) {
         let Some(sequence) = self.moves.sequences.get(id) else { return };
         let (told, first) = (sequence.window, sequence.first_ahead());
-        let window = self.choose_window(sequence, end);
-        let is_news = (told.steps, told.shortened) != (window.steps, window.shortened) || end == 0;
+        let window = SequenceWindow { kept: told.kept, ..self.choose_window(sequence, end) };
         let Some(sequence) = self.moves.sequences.get_mut(id) else { return };
         sequence.window = window;
+        let window = self.choose_kept(id).unwrap_or(window);
+        let is_news = SequenceWindow { bytes: told.bytes, ..window } != told || end == 0;
+        let Some(sequence) = self.moves.sequences.get_mut(id) else { return };
         let end = sequence.window_end();
         for (_, number) in sequence.requests.split_off(&end) {
             self.withdraw_request((id.0, number), PrefetchEnd::Cancelled);
@@ -92,6 +99,32 @@ impl Broker {
                 }
             }
         }
+    }
+
+    /// Chooses the parts that stay from pass to pass, if a pass has begun. Returns the window with their bytes.
+    fn choose_kept(&mut self, id: SequenceId) -> Option<SequenceWindow> {
+        let sequence = self.moves.sequences.get(id).filter(|sequence| sequence.is_to_choose_kept())?;
+        let (tenant, device) = (sequence.tenant, sequence.device);
+        let sizes: BTreeMap<PartRef, Bytes> = sequence
+            .parts()
+            .filter_map(|part| Some((part, self.footprint_of(part)?)))
+            .filter(|(_, footprint)| footprint.tenant == tenant)
+            .map(|(part, footprint)| (part, footprint.size))
+            .collect();
+        let is_charged = |part: PartRef| {
+            let comes = self.moves.migrations.get(part).is_some_and(|it| it.to_tier == Tier::Device);
+            comes || self.tier_of(part) == Some(Tier::Device)
+        };
+        let there = sizes.iter().filter(|(part, _)| is_charged(**part)).map(|(_, size)| *size);
+        let trial = self.ledger.trial(Place::device(device));
+        let free = trial.map(|trial| trial.admittable(tenant)).unwrap_or_default();
+        let room = there.fold(free, Bytes::saturating_add);
+        let sequence = self.moves.sequences.get_mut(id)?;
+        let size_of = |part| sizes.get(&part).copied().unwrap_or_default();
+        sequence.window.kept = sequence.choose_kept(room, size_of);
+        let window = sequence.window;
+        planted!(self, SequenceKeptStreamed => self.stream_kept(id));
+        Some(window)
     }
 
     fn choose_window(&self, sequence: &Sequence, end: u64) -> SequenceWindow {

@@ -25,14 +25,17 @@ pub(crate) struct SequenceFacts {
     begun: Option<u64>,
     /// Steps ahead, as the client was told last.
     window: Option<u64>,
+    /// Parts that stay from pass to pass, by the bytes that the client was told last.
+    kept: BTreeSet<PartRef>,
     /// It was declared, or a step of it begun, in this event.
     is_moved: bool,
     cancelled: Option<ByOperator>,
     has_ended: bool,
 }
 
-/// The order in which parts of a tenant leave: first parts that sequences need late, the last one first; then others;
-/// then parts that a window needs, again the last one first.
+/// The order in which parts of a tenant leave: first parts that sequences need late, those that stay from pass to pass
+/// behind the others, each time the last one first; then parts that no sequence names; then parts that a window needs,
+/// again the last one first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct LeavingOrder {
     group: u8,
@@ -70,6 +73,25 @@ impl SequenceFacts {
         self.first_ahead() + self.window.unwrap_or(0)
     }
 
+    /// Chooses the parts that stay, so many bytes of these: at each part that is used first, as many bytes have been
+    /// chosen as are due by then, but for less than a part.
+    fn keep(&mut self, bytes: u64, size_of: impl Fn(PartRef) -> u64) {
+        self.kept.clear();
+        let mut seen = BTreeSet::new();
+        let in_turn: Vec<_> =
+            self.steps.iter().flatten().copied().filter(|part| seen.insert(*part)).collect();
+        let all: u128 = in_turn.iter().map(|part| u128::from(size_of(*part))).sum();
+        let (mut passed, mut chosen) = (0_u128, 0_u128);
+        for part in in_turn {
+            let size = u128::from(size_of(part));
+            passed += size;
+            if size > 0 && (chosen + size) * all <= passed * u128::from(bytes) {
+                chosen += size;
+                self.kept.insert(part);
+            }
+        }
+    }
+
     /// After how many steps it needs the part, and whether that is in the window or before.
     fn need_of(&self, part: PartRef) -> Option<(u64, bool)> {
         let now = self.begun.unwrap_or(0);
@@ -99,10 +121,12 @@ impl Sequences {
     }
 
     pub(crate) fn order_of(&self, tenant: Tenant, part: PartRef) -> LeavingOrder {
+        let is_needed = |it: &SequenceFacts| it.need_of(part).is_some_and(|(steps, _)| steps < u64::MAX);
+        let is_kept = || self.live_of(tenant).any(|it| it.kept.contains(&part) && is_needed(it));
         match self.need_of(tenant, part) {
-            Some((steps, false)) => LeavingOrder { group: 0, soon: u64::MAX - steps },
-            None => LeavingOrder { group: 1, soon: 0 },
-            Some((steps, true)) => LeavingOrder { group: 2, soon: u64::MAX - steps },
+            Some((steps, false)) => LeavingOrder { group: u8::from(is_kept()), soon: u64::MAX - steps },
+            None => LeavingOrder { group: 2, soon: 0 },
+            Some((steps, true)) => LeavingOrder { group: 3, soon: u64::MAX - steps },
         }
     }
 
@@ -197,6 +221,7 @@ impl Oracle {
             is_malformed,
             begun: None,
             window: None,
+            kept: BTreeSet::new(),
             is_moved: true,
             cancelled: None,
             has_ended: false,
@@ -269,10 +294,19 @@ impl Oracle {
             SequenceState::Ended { by_operator } => sequence.cancelled == Some(*by_operator),
         };
         self.expect(SEQUENCE_HELD, holds, || format!("{id:?} is {state:?}: {sequence:?}"));
+        let is_own = |part: &PartRef| {
+            let allocation = self.facts.allocations.get(&part.allocation);
+            allocation.is_some_and(|it| it.tenant == sequence.tenant)
+        };
+        let own = sequence.steps.iter().flatten().copied().filter(is_own);
+        let sizes: BTreeMap<_, _> = own.filter_map(|part| Some((part, self.size_of(part)?))).collect();
         let facts = &mut self.facts.prefetches.sequences;
         if let Some(sequence) = facts.live.get_mut(&id) {
             match state {
-                SequenceState::Window(window) => sequence.window = Some(window.steps.into()),
+                SequenceState::Window(window) => {
+                    sequence.window = Some(window.steps.into());
+                    sequence.keep(window.kept.get(), |part| sizes.get(&part).copied().unwrap_or_default());
+                }
                 SequenceState::Refused(_) | SequenceState::Ended { .. } => {
                     sequence.has_ended = true;
                     facts.ended.insert(sequence.tenant);
