@@ -4,7 +4,8 @@
 Needs an NVIDIA driver and Python's standard library. Stages run one after the other, each within its time; one that
 fails or hangs does not stop the others. The folder gets contract.json, e2e.json, hand_off.json, pins.json, copies.json, leak.json, log.txt, and
 core.json and rpc.json, for which no GPU is needed but a machine that is quiet. `--only residency` writes residency.json, and
-residency.md, its tables; `--only tiers` tiers.json and tiers.md: each takes minutes, and runs only when it is named.
+residency.md, its tables; `--only tiers` tiers.json and tiers.md; `--only stream` stream.json. Each takes minutes, and runs only
+when it is named.
 The exit status is 1 if any stage failed; a benchmark that misses its target says MISSED and is no failure.
 """
 
@@ -24,7 +25,9 @@ BIN = BUNDLE / "bin"
 # All stages together: what is left of it bounds each one.
 SECONDS_MAX = 560
 # Stages that run only when they are named: there is no time for them beside the others.
-APART = ("residency", "tiers")
+APART = ("residency", "tiers", "stream")
+# Stages whose report has a page of tables.
+PAGED = ("residency", "tiers")
 # How long a stage that is ended may take to end its own processes.
 GRACE_SECONDS = 10
 # Of each stage's output: a daemon's whole log can be in it.
@@ -102,7 +105,7 @@ def main():
     log(folder / "log.txt", chosen)
     report(folder, given)
     sign(folder, given)
-    for stage in APART:
+    for stage in PAGED:
         page(folder, stage)
     table(folder, chosen)
     sys.exit(1 if any(stage.failed for stage in chosen) else 0)
@@ -120,6 +123,7 @@ def plan(folder, scratch, quick, directory):
         Stage("copies", 150, suite, "copies", "--json", folder / "copies.json", *quick),
         Stage("residency", 500, suite, "residency", "--json", folder / "residency.json", *quick),
         Stage("tiers", 550, suite, "tiers", "--json", folder / "tiers.json", *quick, *directory),
+        Stage("stream", 500, sys.executable, BUNDLE / "torch" / "torch_stream.py", BIN, "--json", folder / "stream.json", *quick),
         Stage("leak", 280, suite, "leak", "--json", folder / "leak.json", *quick),
         Stage("core", 120, BIN / "core-bench", *quick, folder / "core.json"),
         Stage("batch", 60, BIN / "bench-rpc", "batch", "--json", folder / "core.json", *quick),
@@ -191,7 +195,7 @@ def sign(folder, given):
             for run in [whole, *(part["run"] for part in whole.values() if isinstance(part, dict) and "run" in part)]:
                 run.update({key: build[key] for key in ("commit", "changed_since", "rustc") if key in run and key in build})
             (folder / name).write_text(json.dumps(whole, indent=2) + "\n")
-    for stage in ("pins", "copies", "residency", "tiers"):
+    for stage in ("pins", "copies", "residency", "tiers", "stream"):
         if found := load(folder / f"{stage}.json"):
             run = {
                 "build": load(BUNDLE / "build.json"),
@@ -240,11 +244,11 @@ def table(folder, stages):
     for stage in stages:
         if stage.name in ("core", "batch", "rpc"):
             print(f"-- {stage.name}: {stage.verdict}\n{stage.output}")
-        elif stage.name in ("e2e", "hand_off", "pins", "copies", "residency", "tiers", "leak"):
+        elif stage.name in ("e2e", "hand_off", "pins", "copies", "residency", "tiers", "stream", "leak"):
             print(f"-- {stage.name}: {stage.verdict}")
             told = ("ok ", "absent", "FAILED", "allocate ", "create ", "attach ", "revoke ", "revocations ", "pin_unpin ",
                     "out ", "in ", "both ", "exchange ", "one_part ", "one_way_", "pin ", "pin_", "duplex", "neighbour_", "evict_clean_", "peer ",
-                    "disk_", "cascade ", "demand_", "in_place ", "leak ")
+                    "bare, ", "managed, ", "lru, ", "prefetch, ", "sequence, ", "disk_", "cascade ", "demand_", "in_place ", "leak ")
             print("".join(f"{line}\n" for line in stage.output.splitlines() if line.startswith(told)), end="")
         else:
             print(f"-- {stage.name}: {stage.verdict}")
