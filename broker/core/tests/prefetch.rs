@@ -218,6 +218,82 @@ fn priority_orders_the_requests_of_one_tenant() {
     assert_eq!(ended.collect::<Vec<_>>(), [1, 3, 2]);
 }
 
+/// The numbers of the requests of one client that were ready, in time or late, in their order.
+fn ready(world: &World) -> Vec<u64> {
+    let ended = world.notices.iter().filter_map(|notice| match notice {
+        Notice::PrefetchEnded { number, end: PrefetchEnd::Ready | PrefetchEnd::Late, .. } => Some(*number),
+        _ => None,
+    });
+    ended.collect()
+}
+
+#[test]
+fn request_whose_deadline_is_over_lets_others_pass() {
+    let mut world = tiers(4096, 4096);
+    let a = world.open_pinning("a");
+    let parts = [0, 1, 2, 3].map(|index| below(&mut world, a, 512, index));
+    // The first one fills the window, so that the others are queued.
+    for (number, within) in [(1, None), (2, Some(5)), (3, Some(60_000)), (4, None)] {
+        let within = within.map(Duration::from_millis);
+        let part = parts[usize::try_from(number).unwrap() - 1];
+        ask(&mut world, a, number, PrefetchSpec { within, ..all_of(&[part]) });
+    }
+    let is_given_up = |world: &World| world.broker.prefetches()[1].misses_deadline;
+    assert!(!is_given_up(&world));
+    world.advance(6_000);
+    world.run_until_idle();
+    // Among those without a deadline it goes first, since it is older.
+    assert_eq!(ready(&world), [1, 3, 2, 4]);
+    assert!(is_given_up(&world));
+    assert_eq!(last(&world, a, 2), &PrefetchState::Ready { left_out: 0, is_late: true });
+    assert_eq!(last(&world, a, 3), &in_time());
+}
+
+#[test]
+fn request_that_the_link_cannot_carry_in_time_lets_others_pass() {
+    let mut world = tiers(4096, 4096);
+    let [a, b] = ["a", "b"].map(|tenant| world.open_pinning(tenant));
+    let parts = [0, 1, 2, 3, 4].map(|index| below(&mut world, a, 512, index));
+    let foreign = below(&mut world, b, 512, 5);
+    // The first fetch takes a second.
+    ask(&mut world, a, 1, all_of(&parts[..1]));
+    while !world.work.iter().any(|it| matches!(it, broker_core::Command::Copy { .. })) {
+        assert!(world.work_once());
+    }
+    world.advance(1_000_000);
+    world.run_until_idle();
+    ask(&mut world, a, 2, all_of(&parts[1..2]));
+    // Each needs two seconds, behind the one under way.
+    for (number, from, within) in [(3, 2, 1_500), (4, 3, 2_500), (5, 4, 1_900)] {
+        let within = Some(Duration::from_millis(within));
+        ask(&mut world, a, number, PrefetchSpec { within, ..all_of(&parts[from..=from]) });
+    }
+    let within = Some(Duration::from_millis(3_000));
+    ask(&mut world, b, 6, PrefetchSpec { within, ..all_of(&[foreign]) });
+    let given_up = world.broker.prefetches().into_iter().filter(|it| it.misses_deadline);
+    assert_eq!(given_up.map(|it| it.number).collect::<Vec<_>>(), [3, 5]);
+    world.run_until_idle();
+    assert_eq!(ready(&world), [1, 2, 4, 6, 3, 5]);
+}
+
+#[test]
+fn parts_that_are_there_need_no_time_on_the_link() {
+    let mut world = tiers(4096, 4096);
+    let a = world.open_pinning("a");
+    let parts = [0, 1, 2].map(|index| below(&mut world, a, 512, index));
+    ask(&mut world, a, 1, all_of(&parts[..1]));
+    while !world.work.iter().any(|it| matches!(it, broker_core::Command::Copy { .. })) {
+        assert!(world.work_once());
+    }
+    world.advance(1_000_000);
+    world.run_until_idle();
+    ask(&mut world, a, 2, all_of(&parts[1..2]));
+    // Both parts would take three seconds, and one is there.
+    let within = Some(Duration::from_millis(2_500));
+    ask(&mut world, a, 3, PrefetchSpec { within, ..all_of(&[parts[0], parts[2]]) });
+    assert!(world.broker.prefetches().iter().all(|it| !it.misses_deadline));
+}
+
 #[test]
 fn late_request_says_so() {
     let mut world = tiers(8, 64);

@@ -113,6 +113,8 @@ pub(crate) struct Prefetch {
     pub(crate) whole: bool,
     pub(crate) since: Time,
     pub(crate) deadline: Option<Time>,
+    /// Whether the link cannot carry it by its deadline, as far as the daemon can tell. Once so, it stays so.
+    pub(crate) misses_deadline: bool,
     pub(crate) priority: u8,
     /// If the daemon made it for a step of a sequence.
     pub(crate) place: Option<SequencePlace>,
@@ -317,6 +319,13 @@ impl Prefetches {
         self.tried.remove(&id);
     }
 
+    /// Records that a queued request misses its deadline.
+    pub(crate) fn drop_deadline(&mut self, id: PrefetchId) {
+        if let Some(request) = self.requests.get_mut(&id).filter(|request| request.is_queued()) {
+            self.queues.drop_deadline(id, request);
+        }
+    }
+
     /// Takes a request out of its queue: these parts are there, those are on their way, and others found no room.
     pub(crate) fn begin(
         &mut self,
@@ -443,8 +452,20 @@ impl Prefetch {
     ) -> Self {
         let PrefetchSpec { parts, whole, priority, .. } = spec;
         let phase = Phase::Queued(Deferral::Behind);
-        let (place, in_use) = (None, false);
-        Self { tenant, device, parts, bytes, whole, since, deadline, priority, place, in_use, phase }
+        Self {
+            tenant,
+            device,
+            parts,
+            bytes,
+            whole,
+            since,
+            deadline,
+            misses_deadline: false,
+            priority,
+            place: None,
+            in_use: false,
+            phase,
+        }
     }
 
     /// A request of the daemon's own for a step of a sequence. Parts that find no room are left out.
@@ -486,6 +507,8 @@ pub struct PrefetchView {
     pub unused: u32,
     pub since: Time,
     pub deadline: Option<Time>,
+    /// Whether it waits as one without a deadline, since it cannot be ready by then.
+    pub misses_deadline: bool,
     pub priority: u8,
     /// If the daemon made it for a step of a sequence.
     pub place: Option<SequencePlace>,

@@ -1,10 +1,13 @@
 //! The order of queued requests on each device.
 //!
-//! Each tenant has a queue of its own: higher priority first, then the earlier deadline, then the earlier request.
-//! Between tenants the higher class goes first. In a class the tenant goes first whose next request has the earliest
-//! deadline that can still be met. Among those without one, the tenant is next for which the fewest bytes were fetched
-//! for its weight. So deadlines are met as long as the link can meet them, and no tenant is starved by another one's
-//! requests, unless that one is of a higher class.
+//! Each tenant has a queue of its own: higher priority first, then the earlier deadline that can still be met, then the
+//! earlier request. Between tenants the higher class goes first. In a class the tenant goes first whose next request has
+//! the earliest such deadline. Among those without one, the tenant is next for which the fewest bytes were fetched for its
+//! weight. So deadlines are met as long as the link can meet them, and no tenant is starved by another one's requests,
+//! unless that one is of a higher class.
+//!
+//! A request that misses its deadline goes on as one without a deadline. Otherwise it would be first, and make the next
+//! one miss its deadline too.
 
 use std::{
     cmp::Reverse,
@@ -23,7 +26,7 @@ use crate::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Place {
     priority: Reverse<u8>,
-    /// Whether it has no deadline, and the deadline.
+    /// Whether it has no deadline that can be met, and the deadline.
     deadline: (bool, Option<Time>),
     since: Time,
     id: PrefetchId,
@@ -47,7 +50,8 @@ pub(crate) struct Queues {
 
 impl Place {
     fn of(id: PrefetchId, request: &Prefetch) -> Self {
-        let deadline = (request.deadline.is_none(), request.deadline);
+        let deadline = request.deadline.filter(|_| !request.misses_deadline);
+        let deadline = (deadline.is_none(), deadline);
         Self { priority: Reverse(request.priority), deadline, since: request.since, id }
     }
 }
@@ -83,6 +87,15 @@ impl Queues {
         }
     }
 
+    /// Puts a queued request among those without a deadline.
+    pub(super) fn drop_deadline(&mut self, id: PrefetchId, request: &mut Prefetch) {
+        let Some(queue) = self.queues.get_mut(&(request.device, request.tenant)) else { return };
+        if queue.places.remove(&Place::of(id, request)) {
+            request.misses_deadline = true;
+            queue.places.insert(Place::of(id, request));
+        }
+    }
+
     /// Counts bytes that are fetched for a tenant.
     pub(crate) fn count(
         &mut self,
@@ -106,11 +119,21 @@ impl Queues {
         self.active.is_empty()
     }
 
+    /// The tenants that have queued requests for a device.
+    pub(crate) fn tenants(&self, device: DeviceIndex) -> Vec<TenantId> {
+        let active = self.active.range((device, TenantId::MIN)..=(device, TenantId::MAX));
+        active.map(|(_, tenant)| *tenant).collect()
+    }
+
+    /// The next request of a tenant.
+    pub(crate) fn first(&self, device: DeviceIndex, tenant: TenantId) -> Option<PrefetchId> {
+        self.queues.get(&(device, tenant))?.places.first().map(|place| place.id)
+    }
+
     /// The next request of each tenant, in their order.
     pub(crate) fn heads(
         &self,
         device: DeviceIndex,
-        now: Time,
         standing: impl Fn(TenantId) -> Standing,
     ) -> Vec<PrefetchId> {
         let active = self.active.range((device, TenantId::MIN)..=(device, TenantId::MAX));
@@ -118,9 +141,8 @@ impl Queues {
             .filter_map(|key| {
                 let queue = self.queues.get(key)?;
                 let first = queue.places.first()?;
-                let deadline = first.deadline.1.filter(|deadline| *deadline >= now);
                 let class = Reverse(standing(key.1).class);
-                Some(((class, deadline.is_none(), deadline, queue.fetched, first.since, first.id), first.id))
+                Some(((class, first.deadline, queue.fetched, first.since, first.id), first.id))
             })
             .collect();
         heads.sort_unstable();

@@ -174,5 +174,7 @@ mod tests {
         let busy = request(0, 8, needed);
         let (late, early) = (request(1, 8, 9 * needed), request(2, 8, 2 * needed));
         assert_eq!(met(&[busy, late, early]), [true; 3]);
+        // One that cannot be in time lets the other one pass, and comes late.
+        assert_eq!(met(&[busy, request(1, 8, needed), early]), [true, false, true]);
     }
 }

@@ -65,6 +65,7 @@ impl Broker {
     fn begin_prefetches_on(&mut self, device: DeviceIndex) {
         // Each turn takes a request out of a queue, or ends.
         'turns: loop {
+            self.drop_missed_deadlines(device);
             let heads = self.prefetch_heads(device);
             planted!(self, PrefetchOrderReversed => heads = heads.into_iter().rev().collect());
             let blocked = self.why_prefetches_wait(device);

@@ -18,7 +18,7 @@ impl Broker {
             planted!(self, PrefetchClassIgnored => class = TenantClass::default());
             Standing { class, weight }
         };
-        self.moves.prefetches.queues.heads(device, self.shell.now, standing)
+        self.moves.prefetches.queues.heads(device, standing)
     }
 
     /// Counts bytes that are fetched for a tenant against its weight.

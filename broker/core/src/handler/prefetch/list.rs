@@ -28,6 +28,7 @@ impl Broker {
                 unused: count(unused),
                 since: it.since,
                 deadline: it.deadline,
+                misses_deadline: it.misses_deadline,
                 priority: it.priority,
                 place: it.place,
                 phase,

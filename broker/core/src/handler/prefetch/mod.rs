@@ -2,6 +2,7 @@
 //!
 //! - `request`: requests are taken, cancelled and ended
 //! - `classes`: what the class and the weight of tenants decide about requests
+//! - `deadlines`: requests that cannot be ready in time let others pass
 //! - `begin`: the next request of each device begins, once it has room
 //! - `progress`: its parts arrive, are used, or leave again
 //! - `list`: requests as operators see them
@@ -14,6 +15,7 @@
 
 mod begin;
 mod classes;
+mod deadlines;
 mod list;
 mod progress;
 mod request;

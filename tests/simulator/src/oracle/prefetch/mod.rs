@@ -38,6 +38,10 @@ pub(crate) struct RequestFacts {
     pub(crate) device: Option<usize>,
     pub(crate) since: Time,
     pub(crate) deadline: Option<Time>,
+    /// Whether the daemon says that it cannot be ready by then.
+    pub(crate) misses_deadline: bool,
+    /// Whether it says so since this event.
+    pub(crate) misses_since_now: bool,
     pub(crate) told: Told,
     /// The same before this event.
     pub(crate) told_before: Told,
@@ -59,6 +63,11 @@ pub(crate) struct RequestFacts {
 pub(crate) type ByOperator = bool;
 
 impl RequestFacts {
+    /// The deadline, unless the daemon says that it cannot be met.
+    pub(crate) fn deadline_to_meet(&self) -> Option<Time> {
+        self.deadline.filter(|_| !self.misses_deadline)
+    }
+
     /// It has not begun.
     pub(crate) fn is_queued(&self) -> bool {
         self.told <= Told::Deferred

@@ -1,6 +1,9 @@
 //! The order in which requests begin: none while a client waits for room on its device, in a tenant by priority,
 //! deadline and age, and between tenants by class, then by the earliest deadline that can be met, then by the fewest
 //! bytes fetched for the weight of the tenant.
+//!
+//! The daemon says which requests cannot be ready by their deadlines: that depends on the speed that it measures. The
+//! oracle checks that no request begins before one of its tenant that can, if its own deadline is over.
 
 use std::{
     cmp::Reverse,
@@ -14,7 +17,8 @@ use crate::oracle::{Oracle, facts::Tenant};
 
 /// The place of a request among those of its tenant.
 fn place(id: PrefetchId, request: &RequestFacts) -> (Reverse<u8>, bool, Option<Time>, Time, PrefetchId) {
-    (Reverse(request.spec.priority), request.deadline.is_none(), request.deadline, request.since, id)
+    let deadline = request.deadline_to_meet();
+    (Reverse(request.spec.priority), deadline.is_none(), deadline, request.since, id)
 }
 
 impl Oracle {
@@ -45,6 +49,23 @@ impl Oracle {
         }
     }
 
+    /// Learns which requests cannot be ready by their deadlines. Once so, it stays so.
+    pub(super) fn learn_missed_deadlines(&mut self, listed: &BTreeMap<PrefetchId, PrefetchView>) {
+        let mut wrong = None;
+        for (id, request) in &mut self.facts.prefetches.requests {
+            let Some(view) = listed.get(id) else { continue };
+            let missed_before = std::mem::replace(&mut request.misses_deadline, view.misses_deadline);
+            request.misses_since_now = view.misses_deadline && !missed_before;
+            let is_possible = !view.misses_deadline || request.deadline.is_some();
+            if !is_possible || missed_before && !view.misses_deadline {
+                wrong = Some((*id, request.clone()));
+            }
+        }
+        self.expect(PREFETCH_ORDER, wrong.is_none(), || {
+            format!("{wrong:?} cannot miss its deadline, or could not meet it before")
+        });
+    }
+
     /// Checks the requests that began in this event.
     pub(super) fn check_prefetch_order(&mut self, broker: &Broker, moves: &[MoveView]) {
         let requests = &self.facts.prefetches.requests;
@@ -64,6 +85,7 @@ impl Oracle {
             self.check_not_before_demand(*id, request, broker);
             self.check_not_paused(*id, request);
             self.check_turn_in_tenant(*id, request);
+            self.check_not_late_first(*id, request);
             self.check_turn_of_tenant(*id, request, &begun, fetched);
             self.check_sequence((*id, request), &begun, moves);
         }
@@ -102,6 +124,25 @@ impl Oracle {
         });
     }
 
+    /// Checks that a request whose deadline is over does not begin while one of its tenant waits that can be in time.
+    fn check_not_late_first(&mut self, id: PrefetchId, request: &RequestFacts) {
+        if request.deadline.is_none_or(|deadline| deadline >= self.facts.now) {
+            return;
+        }
+        let is_passed = |(_, other): &(&PrefetchId, &RequestFacts)| {
+            other.was_queued()
+                && other.is_queued()
+                && (other.device, other.tenant) == (request.device, request.tenant)
+                && other.spec.priority == request.spec.priority
+                && other.deadline_to_meet().is_some_and(|deadline| deadline >= self.facts.now)
+        };
+        let passed = self.facts.prefetches.requests.iter().find(is_passed);
+        let passed = passed.map(|(of, other)| (*of, other.clone()));
+        self.expect(PREFETCH_ORDER, passed.is_none(), || {
+            format!("{id:?} is late and begins before {passed:?}, which may be in time: {request:?}")
+        });
+    }
+
     /// Whether the first request of a tenant goes before that of another tenant. `None` if the oracle does not know.
     fn goes_before(
         &self,
@@ -112,8 +153,7 @@ impl Oracle {
         if first != second {
             return Some(first > second);
         }
-        let deadline = |it: &RequestFacts| it.deadline.filter(|deadline| *deadline >= self.facts.now);
-        let (first, second) = (deadline(one.1), deadline(other.1));
+        let (first, second) = (one.1.deadline_to_meet(), other.1.deadline_to_meet());
         let key = |of: Option<Time>| (of.is_none(), of);
         if first != second {
             return Some(key(first) < key(second));
@@ -153,6 +193,9 @@ impl Oracle {
             }
         }
         heads.remove(&request.tenant);
+        // Another request of the tenant may have been first until it let this one pass.
+        let until_now = self.facts.prefetches.requests.values().filter(|it| it.misses_since_now);
+        until_now.for_each(|it| _ = heads.remove(&it.tenant));
         heads.retain(|tenant, _| !self.facts.prefetches.sequences.has_queued(*tenant));
         let is_passed = |(of, it): &(PrefetchId, &RequestFacts)| {
             it.was_queued()

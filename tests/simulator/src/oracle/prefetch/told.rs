@@ -32,6 +32,8 @@ impl Oracle {
             device: first.map(|allocation| allocation.device),
             since: self.facts.now,
             deadline: spec.within.map(|within| self.facts.now.after(within)),
+            misses_deadline: false,
+            misses_since_now: false,
             told: Told::Nothing,
             told_before: Told::Nothing,
             cancelled: None,
@@ -236,6 +238,7 @@ impl Oracle {
             views.map(|view| ((view.session, view.number), view)).collect();
         let moves = broker.moves();
         self.end_requests_of_closed_sessions();
+        self.learn_missed_deadlines(&listed);
         self.record_entered_queues(&listed);
         self.learn_begun(&moves);
         self.check_prefetch_order(broker, &moves);
