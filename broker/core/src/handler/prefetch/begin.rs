@@ -170,28 +170,6 @@ impl Broker {
         Attempt::Begun
     }
 
-    /// Whether the next request of the part's tenant brings more parts of this size than extents of it are cached.
-    pub(crate) fn is_extent_requested(&self, part: PartRef) -> bool {
-        let Some(footprint @ Footprint { tenant, device, size }) = self.footprint_of(part) else {
-            return false;
-        };
-        if self.moves.prefetches.is_idle() || self.has_waiters_on(device) {
-            return false;
-        }
-        let heads = self.prefetch_heads(device);
-        let own =
-            heads.into_iter().filter_map(|id| self.moves.prefetches.get(id)).filter(|it| it.tenant == tenant);
-        let lacks = |other: &PartRef| {
-            self.footprint_of(*other) == Some(footprint)
-                && self.is_off_device(*other)
-                && !self.stays_in_place(*other)
-                && !self.is_unwritten(*other)
-        };
-        let lacking = own.flat_map(|request| request.parts.iter().copied()).filter(lacks);
-        let cached = self.pool.cache().oldest(tenant, device, size).count();
-        lacking.take(cached.saturating_add(1)).count() > cached
-    }
-
     /// Returns the parts that have room now, and how many others are left out. `Err`: the request waits, for the
     /// reason that it has.
     fn make_room_for_prefetch(

@@ -153,6 +153,25 @@ impl Broker {
         self.footprint_of(part).is_some_and(|footprint| self.is_next_for_extent(footprint))
     }
 
+    /// Whether the next request of the part's tenant brings more parts of this size than extents of it are cached.
+    pub(crate) fn is_extent_requested(&self, part: PartRef) -> bool {
+        let Some(footprint @ Footprint { tenant, device, size }) = self.footprint_of(part) else {
+            return false;
+        };
+        let prefetches = &self.moves.prefetches;
+        let next = prefetches.queues.first(device, tenant).and_then(|id| prefetches.get(id));
+        let Some(next) = next.filter(|_| !self.has_waiters_on(device)) else { return false };
+        let lacks = |other: PartRef| {
+            self.footprint_of(other) == Some(footprint)
+                && self.is_off_device(other)
+                && !self.stays_in_place(other)
+                && !self.is_unwritten(other)
+        };
+        let lacking = next.parts.iter().filter(|other| lacks(**other));
+        let cached = self.pool.cache().oldest(tenant, device, size).count();
+        lacking.take(cached.saturating_add(1)).count() > cached
+    }
+
     /// Whether this many more extents can exist. `Err` lists cached extents, of any device, that have to be
     /// released first.
     pub(crate) fn check_extent_count(&self, reused: &BTreeSet<Age>, more: usize) -> Result<(), Vec<Age>> {
