@@ -88,6 +88,8 @@ pub(crate) struct AdvisedParts {
     location: Option<&'static str>,
     read_mostly: bool,
     pattern: Option<&'static str>,
+    by_operator: bool,
+    without_effect: bool,
 }
 
 #[pymethods]
@@ -125,6 +127,8 @@ impl From<&vramd_client::AdvisedParts> for AdvisedParts {
                 AccessPattern::Random => "random",
                 AccessPattern::Sparse => "sparse",
             }),
+            by_operator: advised.by_operator,
+            without_effect: advised.without_effect,
         }
     }
 }

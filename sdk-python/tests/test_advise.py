@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Callable
 
 import pytest
-from conftest import MIB, Daemon, eventually
+from conftest import MIB, Daemon, eventually, vramctl
 
 import vramd
 
@@ -151,6 +151,27 @@ def test_advice_that_stands_is_described(small: Daemon) -> None:
         for end in ("need", "unset_class", "unset_location", "unset_read_mostly", "unset_pattern"):
             memory.advise(end)
         assert client.describe(memory.id).advised_parts == []
+        memory.free()
+
+
+def test_operators_overrule_advice(small: Daemon) -> None:
+    with small.connect() as client:
+        memory = client.allocate("8MiB", part_size="2MiB", unpinned=True)
+        memory.advise("set_importance", importance_percent=90)
+        vramctl(small, "alloc", "advise", str(memory.id), "--part", "3", "--class", "scratch")
+        told = client.describe(memory.id).advised_parts
+        assert [(it.first, it.count, it.by_operator, it.without_effect) for it in told] == [
+            (0, 3, False, False),
+            (3, 1, False, True),
+            (3, 1, True, False),
+        ]
+        tenant = client.describe(memory.id).tenant
+        vramctl(small, "tenant", "set", tenant, "--advice", "forbidden")
+        with pytest.raises(vramd.AdviceForbidden) as refused:
+            memory.advise("do_not_need")
+        assert refused.value.tenant == tenant
+        memory.advise("unset_importance")
+        assert [it.by_operator for it in client.describe(memory.id).advised_parts] == [True]
         memory.free()
 
 

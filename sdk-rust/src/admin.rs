@@ -206,6 +206,14 @@ impl AdminClient {
         self.call(request, |mut client, request| async move { client.hold_parts(request).await })
     }
 
+    /// Advises which parts of an allocation leave their device first, in the owner's stead, or clears that advice.
+    pub fn advise_parts(&self, mut request: v1::AdvisePartsRequest) -> Result<v1::Allocation> {
+        fill(&mut request.request_id);
+        let answer =
+            self.call(request, |mut client, request| async move { client.advise_parts(request).await })?;
+        Ok(answer.allocation.unwrap_or_default())
+    }
+
     /// Lists the waits for room on devices, in order of arrival: of one tenant, or of all if none is named.
     pub fn waits(&self, tenant: Option<&str>) -> Result<Vec<v1::Wait>> {
         let deadline = self.deadline();

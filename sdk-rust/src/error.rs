@@ -81,6 +81,9 @@ errors! {
         AllocationNotFound { allocation: String },
             "no allocation `{allocation}` exists that the caller may see. Check the name, its tenant and its readers";
         NotOwner { allocation: String }, "{allocation} belongs to another session or tenant. Only its owner can do this";
+        /// Withdrawals are accepted. A program that goes on without advice loses no memory by it.
+        AdviceForbidden { tenant: String },
+            "advice of tenant `{tenant}` is forbidden on this node. Go on without, or ask an operator to allow it";
         NotSealed { allocation: String }, "{allocation} is not sealed, and the request needs a sealed allocation";
         AlreadySealed { allocation: String }, "{allocation} is sealed or being sealed. Allocate new memory to write";
         StillMapped { allocation: String },

@@ -167,6 +167,7 @@ calls! { Admin:
     move_parts(MovePartsRequest) -> MovePartsResponse;
     write_back_parts(WriteBackPartsRequest) -> WriteBackPartsResponse;
     hold_parts(HoldPartsRequest) -> HoldPartsResponse;
+    advise_parts(AdvisePartsRequest) -> AdvisePartsResponse;
     revoke_mappings(RevokeMappingsRequest) -> RevokeMappingsResponse;
     list_waits(ListWaitsRequest) -> ListWaitsResponse;
     cancel_wait(CancelWaitRequest) -> CancelWaitResponse;

@@ -8,7 +8,7 @@ use vramd_types::{
 
 use crate::{
     error::Refusal,
-    event::{Advice, CallId, ChannelId, FileId, Kind, PartRef, Slot, Tier},
+    event::{Advice, CallId, ChannelId, FileId, Kind, PartRef, PartSpan, Retention, Slot, Tier},
     moves::Cause,
     prefetch::PrefetchState,
     pressure::{Pressure, PressureNote},
@@ -297,7 +297,8 @@ pub enum Notice {
         device: String,
         tier: Tier,
     },
-    /// An operator set the class or the weight of a tenant, or had it follow the configuration again.
+    /// An operator set the class or the weight of a tenant or whether its advice counts, or had it follow the
+    /// configuration again.
     TenantChanged {
         tenant: Arc<str>,
         standing: Standing,
@@ -316,11 +317,18 @@ pub enum Notice {
         session: Option<SessionId>,
         bytes: Bytes,
     },
-    /// The owner gave advice about its use.
+    /// The owner gave advice about its use. `OperatorAdvised` is about operators.
     Advised {
         allocation: AllocationId,
         tenant: Arc<str>,
         advice: Advice,
+    },
+    /// An operator gave advice for parts over what the owner says, or cleared it.
+    OperatorAdvised {
+        allocation: AllocationId,
+        tenant: Arc<str>,
+        parts: PartSpan,
+        change: Option<Retention>,
     },
     AllocationSealed {
         allocation: AllocationId,

@@ -216,6 +216,10 @@ pub enum Refusal {
         part: PartIndex,
         problem: String,
     },
+    /// An operator or the configuration forbids the tenant's advice.
+    AdviceForbidden {
+        tenant: String,
+    },
     AdviceContradicts {
         allocation: AllocationId,
         problem: &'static str,
@@ -329,6 +333,7 @@ impl Refusal {
             Self::FileInvalid { .. } => Reason::FileInvalid,
             Self::FileMutable { .. } => Reason::FileMutable,
             Self::ContentLost { .. } => Reason::ContentLost,
+            Self::AdviceForbidden { .. } => Reason::AdviceForbidden,
             Self::AdviceContradicts { .. } => Reason::AdviceContradicts,
             Self::KindUnsupported { .. } => Reason::KindUnsupported,
             Self::TierUnsupported { .. } => Reason::TierUnsupported,
@@ -458,6 +463,7 @@ impl Refusal {
             Self::MapFailed { allocation, problem } => {
                 vec![("allocation", allocation.to_string()), ("problem", problem.clone())]
             }
+            Self::AdviceForbidden { tenant } => vec![("tenant", tenant.clone())],
             Self::AdviceContradicts { allocation, problem } => {
                 vec![("allocation", allocation.to_string()), ("problem", (*problem).to_owned())]
             }
@@ -786,6 +792,10 @@ impl fmt::Display for Refusal {
                     "the quota could not be stored and is unchanged: {problem}. Check the file system of the state directory"
                 )
             }
+            Self::AdviceForbidden { tenant } => write!(
+                f,
+                "advice of tenant {tenant} is forbidden. Go on without, or ask an operator (vramctl tenant set {tenant} --advice allowed)"
+            ),
             Self::AdviceContradicts { allocation, problem } => {
                 write!(
                     f,

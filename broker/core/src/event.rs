@@ -5,8 +5,11 @@ use std::{ops::RangeInclusive, sync::Arc, time::Duration};
 use vramd_types::{AllocationId, Bytes, DeviceIndex, ExtentId, PartIndex, Quantity, SessionId, WaitId};
 
 use crate::{
-    collections::Pair, prefetch::PrefetchSpec, sequence::SequenceSpec, settings::SettingsChange,
-    tenancy::TenantClass,
+    collections::Pair,
+    prefetch::PrefetchSpec,
+    sequence::SequenceSpec,
+    settings::SettingsChange,
+    tenancy::{AdvicePermission, TenantClass},
 };
 
 /// The number of one request. One [`crate::Command::Reply`] with the same number answers it.
@@ -283,6 +286,30 @@ pub enum Retention {
     Preset(Preset),
 }
 
+impl Retention {
+    /// Whether it only ends advice.
+    pub const fn is_withdrawal(self) -> bool {
+        matches!(
+            self,
+            Self::Needed(true)
+                | Self::Importance(None)
+                | Self::Class(None)
+                | Self::Location(None)
+                | Self::ReadMostly(false)
+                | Self::Pattern(None)
+        )
+    }
+}
+
+/// The giver of advice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Adviser {
+    /// The owner of the memory.
+    Owner,
+    /// An operator. For the parts that it names, this advice counts alone until an operator clears it.
+    Operator,
+}
+
 /// How a program goes through the parts of an allocation, in the order of their indices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pattern {
@@ -408,13 +435,14 @@ pub enum OperatorRequest {
         device: DeviceSelector,
         tier: Tier,
     },
-    /// Sets what is given of class and weight.
+    /// Sets what is given of class, weight and whether advice counts.
     SetTenant {
         tenant: String,
         class: Option<TenantClass>,
         weight: Option<u32>,
+        advice: Option<AdvicePermission>,
     },
-    /// Lets the tenant have the configured class and weight again.
+    /// Lets the tenant have what is configured for it again.
     ResetTenant {
         tenant: String,
     },
@@ -450,6 +478,14 @@ pub enum OperatorRequest {
         /// Empty means all.
         parts: Vec<PartIndex>,
         hold: bool,
+    },
+    /// Advises which parts of the owner's tenant leave a device first, over what the owner says for these parts.
+    AdviseParts {
+        target: Target,
+        /// `None` means all.
+        parts: Option<PartSpan>,
+        /// `None` clears what operators said: the owner's advice counts again.
+        change: Option<Retention>,
     },
     /// Refuses a batch that waits for room, or all pin calls that wait for one part.
     CancelWait {

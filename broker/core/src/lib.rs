@@ -66,7 +66,7 @@ pub use command::{
 pub use config::{Config, DeviceConfig};
 pub use error::{FullBecause, Refusal};
 pub use event::{
-    Advice, AllocationSpec, CallId, ChannelId, ClientFrame, ClientRequest, Completion, CreateError,
+    Advice, Adviser, AllocationSpec, CallId, ChannelId, ClientFrame, ClientRequest, Completion, CreateError,
     DeviceSelector, DigestError, Event, FileId, FileSpan, Hello, Kind, Lifetime, MemoryClass,
     OperatorRequest, PartRef, PartSpan, PartUse, Pattern, Peer, Preset, ProcessStays, RequestKey, Retention,
     Slot, Target, Tier, UnmappedPart, WordsOutcome,
@@ -84,10 +84,13 @@ pub use pressure::{InvalidBounds, Pressure, PressureBounds, PressureNote};
 pub use residency::{AllocationEvent, AllocationState, MapEvent, MapState};
 pub use sequence::{PartRange, SequencePlace, SequenceSpec, SequenceState, SequenceView, SequenceWindow};
 pub use settings::{PressureChange, Settings, SettingsChange, ShareChange, TierChange, TierSettings};
-pub use tenancy::{SessionEvent, SessionState, Standing, TenantClass, TenantWeight, UnknownClass};
+pub use tenancy::{
+    AdvicePermission, SessionEvent, SessionState, Standing, TenantClass, TenantWeight, UnknownClass,
+    UnknownPermission,
+};
 pub use time::Time;
 pub use view::{
-    AllocationView, Backing, Counts, DeviceView, MapperView, MoveView, NodeView, OwnQuotaView, PartView,
-    QuotaInForce, QuotaView, SessionView, StandingSource, StoredChange, StoredQuota, StoredQuotas,
+    AdviceView, AllocationView, Backing, Counts, DeviceView, MapperView, MoveView, NodeView, OwnQuotaView,
+    PartView, QuotaInForce, QuotaView, SessionView, StandingSource, StoredChange, StoredQuota, StoredQuotas,
     StoredRequest, StoredTenant, TenantView, TierView, WaitCause, WaitReason, WaitView, WaiterView,
 };

@@ -192,6 +192,9 @@ mod bugs {
         EndedAdviceKept: "a part that is no longer accessed in place stays mapped there", [IN_PLACE, MIGRATIONS];
         FetchedThoughAdvised: "a part that is to be accessed in place is fetched for a pin", [IN_PLACE, SENT];
         AdviceIgnored: "parts leave in the order of the policy whatever their owners say", [ADVISED_ORDER, SEQUENCE_ORDER];
+        ForbiddenAdviceOrders: "the advice of a tenant still orders its parts while an operator forbids it", [ADVISED_ORDER, EVICTION_ORDER];
+        OverrideLost: "the advice of an operator is lost when the owner advises the same parts", [ADVISED_ORDER, CALLS];
+        OverrideLeaks: "the advice of an operator for parts in a row is also given to the part behind them", [ADVISED_ORDER, CALLS];
         AdviceLeaks: "advice for parts in a row is also given to the part behind them", [ADVISED_ORDER, CALLS];
         UnneededKept: "a part that left its device counts as not needed when it comes back", [ADVISED_ORDER, CALLS];
         SoonKept: "a part that was used counts as needed soon until its time is over", [ADVISED_ORDER, CALLS];

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, time::Duration};
 use vramd_types::{AllocationId, Bytes, DeviceIndex, ExtentId, PartIndex, Quantity, SessionId, WaitId};
 
 use crate::{
-    event::{ChannelId, Kind, Lifetime, PartRef, PartSpan, Slot, Tier},
+    event::{Adviser, ChannelId, Kind, Lifetime, PartRef, PartSpan, Slot, Tier},
     eviction::PartAdvice,
     moves::{Cause, MigrationState},
     pressure::Pressure,
@@ -28,7 +28,7 @@ pub struct AllocationView {
     /// Its parts in host memory are mapped and accessed there.
     pub accessed_by_device: bool,
     /// Parts for which the order of leaving is advised. Empty in lists.
-    pub advice: Vec<(PartSpan, PartAdvice)>,
+    pub advice: Vec<AdviceView>,
     /// The time of this view.
     pub as_of: Time,
     pub state: AllocationState,
@@ -136,6 +136,16 @@ pub struct QuotaInForce {
     pub clean: Bytes,
     /// Charged bytes below the device that back parts on it.
     pub backing: Bytes,
+}
+
+/// Advice for parts in a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AdviceView {
+    pub parts: PartSpan,
+    pub advice: PartAdvice,
+    pub by: Adviser,
+    /// False for an owner's advice while an operator overrides it, or its tenant's advice is forbidden.
+    pub counts: bool,
 }
 
 /// A tenant with its class, its weight and its memory on all devices.

@@ -13,7 +13,7 @@ use std::time::Duration;
 use vramd_types::Bytes;
 
 /// That many idle parts of 4 MiB on their device.
-fn idle(world: &mut World, tenant: &str, count: u32) -> (Client, Vec<PartRef>) {
+pub(crate) fn idle(world: &mut World, tenant: &str, count: u32) -> (Client, Vec<PartRef>) {
     let client = world.open_pinning(tenant);
     let spec = AllocationSpec { part_size: Some(Bytes::mib(4)), ..spec(4 * count) };
     let id = world.allocate(client, spec).expect("room");
@@ -22,20 +22,20 @@ fn idle(world: &mut World, tenant: &str, count: u32) -> (Client, Vec<PartRef>) {
     (client, parts)
 }
 
-fn advise(world: &mut World, client: Client, part: PartRef, change: Retention) {
+pub(crate) fn advise(world: &mut World, client: Client, part: PartRef, change: Retention) {
     let parts = Some(PartSpan { first: part.part, count: 1 });
     let advice = Advice::Retain { parts, change };
     world.call(client, ClientRequest::Advise(part.allocation, advice)).expect("it is its own");
 }
 
 /// Another program needs 4 MiB.
-fn press(world: &mut World) {
+pub(crate) fn press(world: &mut World) {
     let client = world.open_pinning("other");
     world.allocate(client, spec(4)).expect("room can be made");
     world.run_until_idle();
 }
 
-fn away(world: &World, parts: &[PartRef]) -> Vec<usize> {
+pub(crate) fn away(world: &World, parts: &[PartRef]) -> Vec<usize> {
     let view = world.broker.show(&Target::Id(parts[0].allocation)).expect("it is there");
     let away = view.parts.iter().zip(0..).filter(|(part, _)| part.tier != Tier::Device);
     away.map(|(_, at)| at).collect()
@@ -74,7 +74,7 @@ fn part_that_is_not_needed_leaves_first_and_once() {
 }
 
 /// A session was seen to use the part, and not to pin it any more.
-fn touch(world: &mut World, client: Client, part: PartRef) {
+pub(crate) fn touch(world: &mut World, client: Client, part: PartRef) {
     world.advance(1000);
     world.event(broker_core::Event::PartsUsed(vec![PartUse {
         session: client.session,
@@ -84,7 +84,12 @@ fn touch(world: &mut World, client: Client, part: PartRef) {
     }]));
 }
 
-fn advise_all(world: &mut World, client: Client, part: PartRef, change: Retention) -> Result<(), Refusal> {
+pub(crate) fn advise_all(
+    world: &mut World,
+    client: Client,
+    part: PartRef,
+    change: Retention,
+) -> Result<(), Refusal> {
     let advice = Advice::Retain { parts: None, change };
     world.call(client, ClientRequest::Advise(part.allocation, advice)).map(|_| ())
 }
@@ -120,7 +125,7 @@ fn part_needed_soon_leaves_last_until_it_is_used_or_time_is_over() {
             _ => world.advance(1_900_000),
         }
         let view = world.broker.show(&Target::Id(all[0].allocation)).expect("it is there");
-        let stands = view.advice.iter().any(|(_, advice)| matches!(advice.need, PartNeed::Soon { .. }));
+        let stands = view.advice.iter().any(|view| matches!(view.advice.need, PartNeed::Soon { .. }));
         assert_eq!(stands, ends == "never", "{ends}");
         press(&mut world);
         assert_eq!(away(&world, &all), [usize::from(ends == "never")], "{ends}");

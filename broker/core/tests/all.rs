@@ -28,6 +28,7 @@ mod making_room;
 mod map_failures;
 mod migrations;
 mod notices;
+mod operator_advice;
 mod operator_holds;
 mod operators;
 mod pins;

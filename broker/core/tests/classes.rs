@@ -17,13 +17,17 @@ use broker_core::{
 use vramd_types::{Bytes, Reason};
 
 fn set(world: &mut World, tenant: &str, class: TenantClass, weight: u32) {
-    let request =
-        OperatorRequest::SetTenant { tenant: tenant.to_owned(), class: Some(class), weight: Some(weight) };
+    let request = OperatorRequest::SetTenant {
+        tenant: tenant.to_owned(),
+        class: Some(class),
+        weight: Some(weight),
+        advice: None,
+    };
     world.operate(request).expect("valid");
 }
 
 fn standing(class: TenantClass, weight: u32) -> Standing {
-    Standing { class, weight: TenantWeight::new(weight).expect("valid") }
+    Standing { class, weight: TenantWeight::new(weight).expect("valid"), ..Standing::default() }
 }
 
 /// A part of that many MiB in host memory.
@@ -292,7 +296,12 @@ fn operators_come_before_the_configuration_and_a_reset_returns_to_it() {
     let configured = Some((standing(TenantClass::Utility, 7), StandingSource::Configuration));
     assert_eq!(shown(&world), configured);
     // A value that is left out stays.
-    let weight = OperatorRequest::SetTenant { tenant: "a".to_owned(), class: None, weight: Some(10_000) };
+    let weight = OperatorRequest::SetTenant {
+        tenant: "a".to_owned(),
+        class: None,
+        weight: Some(10_000),
+        advice: None,
+    };
     let Ok(Reply::TenantChanged(view)) = world.operate(weight) else { panic!("no answer") };
     assert_eq!(view.standing, standing(TenantClass::Utility, 10_000));
     let client = world.open("a");
@@ -316,10 +325,14 @@ fn operators_come_before_the_configuration_and_a_reset_returns_to_it() {
 #[test]
 fn invalid_class_or_weight_changes_nothing() {
     let mut world = World::new(16);
-    let set =
-        |tenant: &str, class, weight| OperatorRequest::SetTenant { tenant: tenant.to_owned(), class, weight };
+    let set = |tenant: &str, class, weight| OperatorRequest::SetTenant {
+        tenant: tenant.to_owned(),
+        class,
+        weight,
+        advice: None,
+    };
     for (request, reason, text) in [
-        (set("a", None, None), Reason::RequestInvalid, "give a class, a weight or both"),
+        (set("a", None, None), Reason::RequestInvalid, "give a class, a weight, or whether"),
         (set("a", None, Some(0)), Reason::RequestInvalid, "a weight is between 1 and 10000"),
         (set("a", Some(TenantClass::Utility), Some(10_001)), Reason::RequestInvalid, "between 1 and 10000"),
         (set("a b", Some(TenantClass::Utility), None), Reason::NameInvalid, "a b"),
@@ -339,6 +352,7 @@ fn class_that_could_not_be_stored_is_not_in_force() {
         tenant: "a".to_owned(),
         class: Some(TenantClass::Utility),
         weight: None,
+        advice: None,
     };
     let call = world.start_operator(None, request);
     world.work.clear();

@@ -1,15 +1,16 @@
-//! `[[tenants]]`: the rules that name the tenant of a client, and the classes and weights of tenants.
+//! `[[tenants]]`: the rules that name the tenant of a client, and the classes and weights of tenants. And whether their
+//! advice counts.
 
 use std::collections::BTreeMap;
 
-use broker_core::{Standing, TenantClass, TenantWeight, limits::TENANT_WEIGHT_MAX};
+use broker_core::{AdvicePermission, Standing, TenantClass, TenantWeight, limits::TENANT_WEIGHT_MAX};
 use serde::{Deserialize, Deserializer, de};
 use toml::Spanned;
 
 use super::Wrong;
 use crate::platform::{cgroup::Pattern, tenant_rules};
 
-/// One entry. All its conditions must match. One without any names no client, and gives a class or a weight.
+/// One entry. All its conditions must match. One without any names no client, and gives a class, a weight or a permission.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "Text")]
 pub struct Tenant {
@@ -17,6 +18,7 @@ pub struct Tenant {
     pub rule: Option<tenant_rules::Rule>,
     class: Option<Spanned<Class>>,
     weight: Option<Spanned<Weight>>,
+    advice: Option<Spanned<Advice>>,
 }
 
 #[derive(Deserialize)]
@@ -28,6 +30,7 @@ struct Text {
     cgroup: Option<String>,
     class: Option<Spanned<Class>>,
     weight: Option<Spanned<Weight>>,
+    advice: Option<Spanned<Advice>>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,7 +39,16 @@ struct Class(TenantClass);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Weight(TenantWeight);
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Advice(AdvicePermission);
+
 impl<'de> Deserialize<'de> for Class {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?.parse().map(Self).map_err(de::Error::custom)
+    }
+}
+
+impl<'de> Deserialize<'de> for Advice {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         String::deserialize(deserializer)?.parse().map(Self).map_err(de::Error::custom)
     }
@@ -56,7 +68,7 @@ impl TryFrom<Text> for Tenant {
     type Error = String;
 
     fn try_from(text: Text) -> Result<Self, String> {
-        let Text { tenant, uid, gid, cgroup, class, weight } = text;
+        let Text { tenant, uid, gid, cgroup, class, weight, advice } = text;
         if !vramd_types::name::is_valid(&tenant) {
             return Err(format!(
                 "`{}` is not a valid tenant name: use 1 to 128 letters, digits, `.`, `_`, `-`, and begin with a letter or digit",
@@ -64,9 +76,9 @@ impl TryFrom<Text> for Tenant {
             ));
         }
         let names_clients = uid.is_some() || gid.is_some() || cgroup.is_some();
-        if !names_clients && class.is_none() && weight.is_none() {
+        if !names_clients && class.is_none() && weight.is_none() && advice.is_none() {
             return Err(format!(
-                "the rule of tenant `{tenant}` needs at least one of uid, gid, cgroup, class and weight"
+                "the rule of tenant `{tenant}` needs at least one of uid, gid, cgroup, class, weight and advice"
             ));
         }
         let cgroup = cgroup
@@ -74,15 +86,15 @@ impl TryFrom<Text> for Tenant {
             .transpose()
             .map_err(|error| error.to_string())?;
         let rule = tenant_rules::Rule { tenant: tenant.clone(), uid, gid, cgroup };
-        Ok(Self { name: tenant, rule: names_clients.then_some(rule), class, weight })
+        Ok(Self { name: tenant, rule: names_clients.then_some(rule), class, weight, advice })
     }
 }
 
-/// The classes and weights of tenants by name, from all entries together.
+/// The standings of tenants by name, from all entries together.
 pub fn standings(tenants: &[Tenant]) -> BTreeMap<String, Standing> {
     let mut standings: BTreeMap<String, Standing> = BTreeMap::new();
-    for Tenant { name, class, weight, .. } in tenants {
-        if class.is_none() && weight.is_none() {
+    for Tenant { name, class, weight, advice, .. } in tenants {
+        if class.is_none() && weight.is_none() && advice.is_none() {
             continue;
         }
         let standing = standings.entry(name.clone()).or_default();
@@ -92,6 +104,9 @@ pub fn standings(tenants: &[Tenant]) -> BTreeMap<String, Standing> {
         if let Some(weight) = weight {
             standing.weight = weight.get_ref().0;
         }
+        if let Some(advice) = advice {
+            standing.advice = advice.get_ref().0;
+        }
     }
     standings
 }
@@ -100,7 +115,8 @@ pub fn standings(tenants: &[Tenant]) -> BTreeMap<String, Standing> {
 pub(super) fn contradiction(tenants: &[Tenant]) -> Option<(usize, Wrong)> {
     let mut classes: BTreeMap<&str, TenantClass> = BTreeMap::new();
     let mut weights: BTreeMap<&str, TenantWeight> = BTreeMap::new();
-    for (index, Tenant { name, class, weight, .. }) in tenants.iter().enumerate() {
+    let mut permissions: BTreeMap<&str, AdvicePermission> = BTreeMap::new();
+    for (index, Tenant { name, class, weight, advice, .. }) in tenants.iter().enumerate() {
         let wrong = |at, field, now: &str, before: &str| {
             let problem =
                 format!("an earlier entry gives tenant `{name}` the {field} {before}, this one {now}");
@@ -118,6 +134,13 @@ pub(super) fn contradiction(tenants: &[Tenant]) -> Option<(usize, Wrong)> {
             let before = *weights.entry(name).or_insert(weight);
             if before != weight {
                 return wrong(at, "weight", &weight.to_string(), &before.to_string());
+            }
+        }
+        if let Some(advice) = advice {
+            let (at, advice) = (advice.span().start, advice.get_ref().0);
+            let before = *permissions.entry(name).or_insert(advice);
+            if before != advice {
+                return wrong(at, "advice", advice.name(), before.name());
             }
         }
     }

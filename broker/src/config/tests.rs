@@ -142,6 +142,7 @@ fn given_keys_are_read() {
         tenant = "chat"
         class = "interactive"
         weight = 300
+        advice = "forbidden"
         [[tenants]]
         tenant = "pods"
         uid = 7
@@ -184,9 +185,10 @@ fn given_keys_are_read() {
     assert_eq!(default.host_limit, Quantity::Percent(50));
     assert_eq!(config.tenants[0].name, "pods");
     let standings = super::standings(&config.tenants);
-    let told = |name: &str| standings.get(name).map(|it| (it.class.name(), it.weight.get()));
-    assert_eq!(told("pods"), Some(("utility", 100)));
-    assert_eq!(told("chat"), Some(("interactive", 300)));
+    let told =
+        |name: &str| standings.get(name).map(|it| (it.class.name(), it.weight.get(), it.advice.name()));
+    assert_eq!(told("pods"), Some(("utility", 100, "allowed")));
+    assert_eq!(told("chat"), Some(("interactive", 300, "forbidden")));
     assert!(config.tenants[0].rule.is_some() && config.tenants[1].rule.is_none());
     assert_eq!(config.limits.hello_timeout, Duration::from_millis(250));
     let telemetry = &config.telemetry;
@@ -258,6 +260,20 @@ fn every_error_names_line_column_and_field() {
             10,
             "tenants[1].weight",
             "the weight 5, this one 6",
+        ),
+        (
+            "[[tenants]]\ntenant = \"a\"\nadvice = \"ignored\"\n",
+            3,
+            10,
+            "tenants[0].advice",
+            "the names are allowed, forbidden",
+        ),
+        (
+            "[[tenants]]\ntenant = \"a\"\nadvice = \"allowed\"\n[[tenants]]\ntenant = \"a\"\nadvice = \"forbidden\"\n",
+            6,
+            10,
+            "tenants[1].advice",
+            "the advice allowed, this one forbidden",
         ),
         (
             "[[driver.sim.devices]]\nmemory = \"1MiB\"\n",

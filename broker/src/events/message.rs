@@ -4,8 +4,8 @@
 use std::fmt::{self, Display, Write as _};
 
 use broker_core::{
-    Advice, Caller, Cause, Deferral, Notice, PartRef, PrefetchEnd, Pressure, Refusal, Retention,
-    StandingSource, TenantClass, Tier,
+    Advice, AdvicePermission, Caller, Cause, Deferral, Notice, PartRef, PrefetchEnd, Pressure, Refusal,
+    Retention, StandingSource, TenantClass, Tier,
 };
 use vramd_proto::v1::{
     self, EventKind, allocation_event::Change as AllocationChange, device_event::Change as DeviceChange,
@@ -39,6 +39,7 @@ pub(super) fn kind(notice: &Notice) -> Option<EventKind> {
         | Notice::AllocationSealed { .. }
         | Notice::PartsHeld { .. }
         | Notice::Advised { .. }
+        | Notice::OperatorAdvised { .. }
         | Notice::AllocationFreed { .. }
         | Notice::AllocationGone { .. } => EventKind::Allocation,
         Notice::Unbrokered { .. }
@@ -91,6 +92,7 @@ pub(super) fn tenant(notice: &Notice) -> Option<&str> {
         | Notice::AllocationSealed { tenant, .. }
         | Notice::PartsHeld { tenant, .. }
         | Notice::Advised { tenant, .. }
+        | Notice::OperatorAdvised { tenant, .. }
         | Notice::AllocationFreed { tenant, .. }
         | Notice::AllocationGone { tenant, .. } => Some(tenant),
         Notice::Moved { tenant, .. }
@@ -148,6 +150,7 @@ pub(super) fn event(notice: &Notice, devices: &[String]) -> Option<Event> {
             class: tenant_class(standing.class).into(),
             weight: standing.weight.get(),
             source: standing_source(*source).into(),
+            advice: advice_permission(standing.advice).into(),
         }),
         Notice::Refused { by, request, refusal } => Event::Refusal(refused(by, request, refusal)),
         Notice::RevokeSent { session, allocation, parts, reason, .. } => Event::Revoke(v1::RevokeEvent {
@@ -180,6 +183,16 @@ pub(super) fn event(notice: &Notice, devices: &[String]) -> Option<Event> {
             change: AllocationChange::Advised.into(),
             allocation_id: allocation.shown(),
             advice: wire_advice(*advice).into(),
+            ..Default::default()
+        }),
+        Notice::OperatorAdvised { allocation, parts, change, .. } => Event::Allocation(v1::AllocationEvent {
+            change: match change {
+                Some(_) => AllocationChange::OperatorAdvised.into(),
+                None => AllocationChange::OperatorAdviceCleared.into(),
+            },
+            allocation_id: allocation.shown(),
+            part_count: parts.count,
+            advice: change.map_or(v1::Advice::Unspecified, wire_retention).into(),
             ..Default::default()
         }),
         Notice::AllocationFreed { allocation: id, .. } => allocation(AllocationChange::Freed, *id),
@@ -265,22 +278,26 @@ fn wire_advice(advice: Advice) -> v1::Advice {
     match advice {
         Advice::SetAccessedBy => v1::Advice::SetAccessedBy,
         Advice::UnsetAccessedBy => v1::Advice::UnsetAccessedBy,
-        Advice::Retain { change, .. } => match change {
-            Retention::Needed(false) => v1::Advice::DoNotNeed,
-            Retention::Needed(true) => v1::Advice::Need,
-            Retention::Importance(Some(_)) => v1::Advice::SetImportance,
-            Retention::Importance(None) => v1::Advice::UnsetImportance,
-            Retention::Class(Some(_)) => v1::Advice::SetClass,
-            Retention::Class(None) => v1::Advice::UnsetClass,
-            Retention::NeededWithin(_) => v1::Advice::WillNeed,
-            Retention::Location(Some(_)) => v1::Advice::SetLocation,
-            Retention::Location(None) => v1::Advice::UnsetLocation,
-            Retention::ReadMostly(true) => v1::Advice::SetReadMostly,
-            Retention::ReadMostly(false) => v1::Advice::UnsetReadMostly,
-            Retention::Pattern(Some(_)) => v1::Advice::SetPattern,
-            Retention::Pattern(None) => v1::Advice::UnsetPattern,
-            Retention::Preset(_) => v1::Advice::Preset,
-        },
+        Advice::Retain { change, .. } => wire_retention(change),
+    }
+}
+
+fn wire_retention(change: Retention) -> v1::Advice {
+    match change {
+        Retention::Needed(false) => v1::Advice::DoNotNeed,
+        Retention::Needed(true) => v1::Advice::Need,
+        Retention::Importance(Some(_)) => v1::Advice::SetImportance,
+        Retention::Importance(None) => v1::Advice::UnsetImportance,
+        Retention::Class(Some(_)) => v1::Advice::SetClass,
+        Retention::Class(None) => v1::Advice::UnsetClass,
+        Retention::NeededWithin(_) => v1::Advice::WillNeed,
+        Retention::Location(Some(_)) => v1::Advice::SetLocation,
+        Retention::Location(None) => v1::Advice::UnsetLocation,
+        Retention::ReadMostly(true) => v1::Advice::SetReadMostly,
+        Retention::ReadMostly(false) => v1::Advice::UnsetReadMostly,
+        Retention::Pattern(Some(_)) => v1::Advice::SetPattern,
+        Retention::Pattern(None) => v1::Advice::UnsetPattern,
+        Retention::Preset(_) => v1::Advice::Preset,
     }
 }
 
@@ -401,6 +418,13 @@ pub(crate) fn tenant_class(class: TenantClass) -> v1::TenantClass {
         TenantClass::Utility => v1::TenantClass::Utility,
         TenantClass::Initiated => v1::TenantClass::Initiated,
         TenantClass::Interactive => v1::TenantClass::Interactive,
+    }
+}
+
+pub(crate) fn advice_permission(advice: AdvicePermission) -> v1::AdvicePermission {
+    match advice {
+        AdvicePermission::Allowed => v1::AdvicePermission::Allowed,
+        AdvicePermission::Forbidden => v1::AdvicePermission::Forbidden,
     }
 }
 

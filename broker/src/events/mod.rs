@@ -29,7 +29,7 @@ use vramd_proto::v1::{self, EventKind, watch_response::Event};
 
 use self::watch_queue::WatchQueue;
 pub(crate) use self::{
-    message::{deferral, level, move_cause, standing_source, tenant_class, tier},
+    message::{advice_permission, deferral, level, move_cause, standing_source, tenant_class, tier},
     settings::settings,
 };
 use crate::reactor::Clock;

@@ -366,6 +366,14 @@ impl AdminService for Admin {
         self.hold(operator, request.into_inner()).await.map(Response::new)
     }
 
+    async fn advise_parts(
+        &self,
+        request: Request<v1::AdvisePartsRequest>,
+    ) -> Result<Response<v1::AdvisePartsResponse>, Status> {
+        let operator = self.operator(&request)?;
+        self.advise(operator, request.into_inner()).await.map(Response::new)
+    }
+
     async fn list_waits(
         &self,
         request: Request<v1::ListWaitsRequest>,

@@ -235,6 +235,7 @@ fn add_standard_detail(details: &mut ErrorDetails, refusal: &Refusal, message: &
         R::GuaranteeUnbacked { tenant, .. } => unmet(details, refusal, &format!("tenant:{tenant}"), message),
         R::SessionMissing | R::ProtocolBroken { .. } => unmet(details, refusal, "session", message),
         R::NotOwner { .. }
+        | R::AdviceForbidden { .. }
         | R::SessionForeign { .. }
         | R::ContentLost { .. }
         | R::Raced { .. }

@@ -126,8 +126,8 @@ fn log(notice: &Notice, left_out: u64) {
         }
         Notice::QuotaDeleted { tenant, device, tier } => info!(%tenant, device, %tier, "quota deleted"),
         Notice::TenantChanged { tenant, standing, source } => {
-            let (class, weight) = (standing.class, standing.weight);
-            info!(%tenant, %class, %weight, ?source, "class and weight of a tenant changed");
+            let (class, weight, advice) = (standing.class, standing.weight, standing.advice);
+            info!(%tenant, %class, %weight, %advice, ?source, "standing of a tenant changed");
         }
         Notice::AllocationMade { allocation, tenant, bytes, .. } => {
             debug!(%allocation, %tenant, bytes = bytes.get(), "allocation made");
@@ -138,6 +138,12 @@ fn log(notice: &Notice, left_out: u64) {
         }
         Notice::Advised { allocation, tenant, advice } => {
             debug!(%allocation, %tenant, ?advice, "advice given");
+        }
+        Notice::OperatorAdvised { allocation, tenant, parts, change: Some(change) } => {
+            info!(%allocation, %tenant, ?parts, ?change, "operator advice given");
+        }
+        Notice::OperatorAdvised { allocation, tenant, parts, change: None } => {
+            info!(%allocation, %tenant, ?parts, "operator advice cleared");
         }
         Notice::AllocationFreed { allocation, tenant } => debug!(%allocation, %tenant, "allocation freed"),
         Notice::AllocationGone { allocation, tenant } => debug!(%allocation, %tenant, "allocation gone"),

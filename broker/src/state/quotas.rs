@@ -1,4 +1,4 @@
-//! Quotas on disk, with the classes and weights of tenants, as JSON:
+//! Quotas on disk, with the standings of tenants, as JSON:
 //! `{"version": 1, "quotas": […], "tenants": […], "requests": […]}`.
 //!
 //! Quantities are stored as the operator set them, so that a share stays a share when the device changes.
@@ -6,7 +6,8 @@
 use std::{collections::BTreeSet, io, path::Path};
 
 use broker_core::{
-    Standing, StoredChange, StoredQuota, StoredQuotas, StoredRequest, StoredTenant, TenantWeight, Tier,
+    AdvicePermission, Standing, StoredChange, StoredQuota, StoredQuotas, StoredRequest, StoredTenant,
+    TenantWeight, Tier,
 };
 use serde::{Deserialize, Serialize};
 use vramd_types::{Quantity, name};
@@ -33,6 +34,9 @@ struct Tenant {
     tenant: String,
     class: String,
     weight: u32,
+    /// Left out if it is allowed, for the same reason.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    advice: Option<String>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -189,6 +193,7 @@ impl From<&StoredTenant> for Tenant {
             tenant: row.tenant.clone(),
             class: row.standing.class.name().to_owned(),
             weight: row.standing.weight.get(),
+            advice: row.standing.advice.is_forbidden().then(|| row.standing.advice.name().to_owned()),
         }
     }
 }
@@ -200,7 +205,9 @@ impl TryFrom<Tenant> for StoredTenant {
         let class = row.class.parse().map_err(|error: broker_core::UnknownClass| error.to_string())?;
         let weight = TenantWeight::new(row.weight)
             .ok_or_else(|| format!("tenant {} has the weight {}", row.tenant, row.weight))?;
-        Ok(Self { tenant: row.tenant, standing: Standing { class, weight } })
+        let permission = |text: String| text.parse::<AdvicePermission>().map_err(|error| error.to_string());
+        let advice = row.advice.map(permission).transpose()?.unwrap_or_default();
+        Ok(Self { tenant: row.tenant, standing: Standing { class, weight, advice } })
     }
 }
 
@@ -313,6 +320,7 @@ mod tests {
                 standing: Standing {
                     class: broker_core::TenantClass::Background,
                     weight: TenantWeight::new(250).unwrap(),
+                    advice: AdvicePermission::Forbidden,
                 },
             }],
             requests: [

@@ -121,6 +121,8 @@ reasons! {
         "The caller is not an operator: its uid is not in `daemon.operators`.";
     SessionForeign, "SESSION_FOREIGN", PermissionDenied, ["session", "pid"],
         "The session belongs to the process that forked this one. The daemon never sends it.";
+    AdviceForbidden, "ADVICE_FORBIDDEN", PermissionDenied, ["tenant"],
+        "An operator or the configuration forbids the advice of the tenant: it may only withdraw advice.";
     PeerUnidentified, "PEER_UNIDENTIFIED", Unauthenticated, [],
         "The kernel does not identify the calling process, so the daemon cannot charge a tenant.";
     QuotaLimit, "QUOTA_LIMIT", ResourceExhausted, ["tenant", "device", "tier", "limit", "held", "asked"],

@@ -35,6 +35,7 @@ from vramd._native import (
 )
 from vramd.errors import (
     Aborted,
+    AdviceForbidden,
     AlreadyExists,
     AlreadySealed,
     BrokerGone,
@@ -78,6 +79,7 @@ from vramd.errors import (
 
 __all__ = [
     "Aborted",
+    "AdviceForbidden",
     "AdvisedParts",
     "Allocation",
     "AllocationInfo",

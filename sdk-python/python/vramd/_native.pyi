@@ -486,7 +486,7 @@ class Sequence:
 
 @final
 class AdvisedParts:
-    """The advice that stands for `count` parts from `first` on."""
+    """The advice of the owner or of an operator that stands for `count` parts from `first` on."""
 
     @property
     def first(self) -> int: ...
@@ -507,6 +507,12 @@ class AdvisedParts:
     def read_mostly(self) -> bool: ...
     @property
     def pattern(self) -> Literal["sequential", "strided", "window", "loop", "random", "sparse"] | None: ...
+    @property
+    def by_operator(self) -> bool:
+        """Whether an operator gave it. For these parts the owner's advice has no effect."""
+    @property
+    def without_effect(self) -> bool:
+        """Whether an operator's advice stands over it, or the tenant's advice is forbidden."""
 
 @final
 class AllocationInfo:

@@ -69,6 +69,12 @@ class NotOwner(PermissionDenied):
     allocation: str | None
 
 
+class AdviceForbidden(PermissionDenied):
+    """An operator forbids the advice of the tenant. Withdrawals are accepted."""
+
+    tenant: str | None
+
+
 class SessionForeign(PermissionDenied):
     """The session belongs to another process."""
 
@@ -267,6 +273,7 @@ BY_CODE: Mapping[str, type[Error]] = {
 BY_REASON: Mapping[str, type[Error]] = {
     "DEVICE_UNKNOWN": DeviceUnknown,
     "NOT_OWNER": NotOwner,
+    "ADVICE_FORBIDDEN": AdviceForbidden,
     "SESSION_FOREIGN": SessionForeign,
     "QUOTA_LIMIT": QuotaExceeded,
     "DEVICE_FULL": DeviceFull,

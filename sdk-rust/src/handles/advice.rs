@@ -7,7 +7,7 @@ use vramd_proto::v1;
 use super::info::Tier;
 
 /// How memory is used ([`crate::Allocation::advise`]). Advice holds until it is withdrawn or the allocation is freed;
-/// repeating it is no error.
+/// repeating it is no error. [`crate::Error::AdviceForbidden`] if an operator forbids the tenant's advice.
 ///
 /// From [`Advice::DoNotNeed`] on it says which parts leave their device first when another client needs room. It orders
 /// the parts of one tenant among themselves. Which tenant gives up memory does not depend on it. Only for movable memory.
@@ -104,7 +104,7 @@ pub enum MemoryClass {
     Cache,
 }
 
-/// The advice that stands for parts of an allocation.
+/// The advice of one giver that stands for parts of an allocation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AdvisedParts {
     pub parts: Range<u32>,
@@ -117,6 +117,10 @@ pub struct AdvisedParts {
     pub location: Option<Tier>,
     pub read_mostly: bool,
     pub pattern: Option<AccessPattern>,
+    /// Whether an operator gave it, and not the owner. For these parts the owner's advice has no effect.
+    pub by_operator: bool,
+    /// Whether an operator's advice stands over it, or the tenant's advice is forbidden.
+    pub without_effect: bool,
 }
 
 impl From<v1::AdvisedParts> for AdvisedParts {
@@ -148,6 +152,8 @@ impl From<v1::AdvisedParts> for AdvisedParts {
             location,
             read_mostly: wire.read_mostly,
             pattern,
+            by_operator: wire.source() == v1::AdviceSource::Operator,
+            without_effect: wire.without_effect,
         }
     }
 }

@@ -136,7 +136,7 @@ fn operators_set_list_and_reset_classes() {
     let set = vramctl(&daemon, &["tenant", "set", "team-a", "--class", "interactive"]);
     let row = |class: &str, weight: u64, source: &str, bytes: u64, sessions: u64| {
         json!({
-            "tenant": "team-a", "class": class, "weight": weight, "source": source,
+            "tenant": "team-a", "class": class, "weight": weight, "advice": "allowed", "source": source,
             "device_bytes": bytes, "host_bytes": 0, "disk_bytes": 0, "session_count": sessions,
         })
     };
@@ -150,9 +150,17 @@ fn operators_set_list_and_reset_classes() {
     let output = daemon.vramctl().args(["tenant", "list"]).output().unwrap();
     let table = String::from_utf8(output.stdout).unwrap();
     let lines: Vec<Vec<_>> = table.lines().map(|line| line.split_whitespace().collect()).collect();
-    assert_eq!(lines[0], ["TENANT", "CLASS", "WEIGHT", "SET", "BY", "DEVICE", "SESSIONS"], "{table}");
-    assert_eq!(lines[1], ["team-a", "interactive", "250", "operator", "-", "0"], "{table}");
-    assert_eq!(lines[2], [own.as_str(), "initiated", "100", "default", "2", "MiB", "1"], "{table}");
+    assert_eq!(
+        lines[0],
+        ["TENANT", "CLASS", "WEIGHT", "ADVICE", "SET", "BY", "DEVICE", "SESSIONS"],
+        "{table}"
+    );
+    assert_eq!(lines[1], ["team-a", "interactive", "250", "allowed", "operator", "-", "0"], "{table}");
+    assert_eq!(
+        lines[2],
+        [own.as_str(), "initiated", "100", "allowed", "default", "2", "MiB", "1"],
+        "{table}"
+    );
     let reset = vramctl(&daemon, &["tenant", "reset", "team-a"]);
     assert_eq!(reset["tenant"], row("initiated", 100, "default", 0, 0));
     let seen = [watch.read(), watch.read(), watch.read()];
@@ -165,7 +173,7 @@ fn operators_set_list_and_reset_classes() {
         ]
     );
     assert!(seen.iter().all(|event| event.tenant == "team-a"));
-    assert!(daemon.log().contains("class and weight of a tenant changed"));
+    assert!(daemon.log().contains("standing of a tenant changed"));
 }
 
 #[test]

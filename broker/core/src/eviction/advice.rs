@@ -1,7 +1,10 @@
-//! Advice of owners on the order in which their parts leave a device.
+//! Advice on the order in which parts leave a device.
 //!
 //! It orders only the parts of one tenant among themselves. The policy alone says which tenant is next to give up
 //! memory, so no tenant keeps its memory at another one's cost.
+//!
+//! Owners advise, and operators may override them for some parts. Both kinds of advice are kept apart, so that the
+//! owner's is there once the operator clears the other.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -11,15 +14,16 @@ use std::{
 use vramd_types::{AllocationId, PartIndex};
 
 use crate::{
-    event::{MemoryClass, PartRef, PartSpan, Pattern, Preset, Retention, Tier},
+    event::{Adviser, MemoryClass, PartRef, PartSpan, Pattern, Preset, Retention, Tier},
     tenancy::TenantId,
     time::Time,
+    view::AdviceView,
 };
 
 /// The importance of a part without advice, in percent.
 const IMPORTANCE: u8 = 50;
 
-/// The owner's advice on one part.
+/// Advice on one part, of its owner or an operator.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PartAdvice {
     pub need: PartNeed,
@@ -163,11 +167,87 @@ impl PartAdvice {
     }
 }
 
+/// All advice on one part, by its giver.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct GivenAdvice {
+    pub(crate) owner: PartAdvice,
+    /// It counts alone, even if it says nothing.
+    pub(crate) operator: Option<PartAdvice>,
+}
+
+impl GivenAdvice {
+    /// The advice that counts.
+    const fn in_effect(self, is_forbidden: bool) -> PartAdvice {
+        match self.operator {
+            Some(advice) => advice,
+            None if is_forbidden => NOTHING,
+            None => self.owner,
+        }
+    }
+
+    pub(crate) fn by(self, adviser: Adviser) -> PartAdvice {
+        match adviser {
+            Adviser::Owner => self.owner,
+            Adviser::Operator => self.operator.unwrap_or_default(),
+        }
+    }
+
+    pub(crate) fn each(self) -> impl Iterator<Item = PartAdvice> {
+        [Some(self.owner), self.operator].into_iter().flatten()
+    }
+
+    #[must_use]
+    fn map(self, to: impl Fn(PartAdvice) -> PartAdvice) -> Self {
+        Self { owner: to(self.owner), operator: self.operator.map(to) }
+    }
+}
+
+/// Advice that says nothing.
+const NOTHING: PartAdvice = PartAdvice {
+    need: PartNeed::Unknown,
+    importance: None,
+    class: None,
+    location: None,
+    is_read_mostly: false,
+    pattern: None,
+};
+
+/// A change of the advice for some parts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum AdviceChange {
+    ByOwner(Retention),
+    ByOperator(Retention),
+    /// The owner's advice counts again.
+    Cleared,
+}
+
+impl AdviceChange {
+    fn applied_to(self, given: GivenAdvice, now: Time) -> GivenAdvice {
+        match self {
+            Self::ByOwner(change) => GivenAdvice { owner: given.owner.with(change, now), ..given },
+            Self::ByOperator(change) => {
+                GivenAdvice { operator: Some(given.by(Adviser::Operator).with(change, now)), ..given }
+            }
+            Self::Cleared => GivenAdvice { operator: None, ..given },
+        }
+    }
+
+    /// Whether parts may have another pattern afterwards.
+    const fn is_of_pattern(self) -> bool {
+        match self {
+            Self::ByOwner(change) | Self::ByOperator(change) => {
+                matches!(change, Retention::Pattern(_) | Retention::Preset(_))
+            }
+            Self::Cleared => true,
+        }
+    }
+}
+
 /// Parts in a row with the same advice: those before `end` that no earlier run has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Run {
     end: u32,
-    advice: PartAdvice,
+    given: GivenAdvice,
 }
 
 #[derive(Debug)]
@@ -181,9 +261,9 @@ struct Advised {
 
 impl Advised {
     /// The parts of each run, with their advice.
-    fn spans(&self) -> impl Iterator<Item = (Range<u32>, PartAdvice)> {
+    fn spans(&self) -> impl Iterator<Item = (Range<u32>, GivenAdvice)> {
         let mut begin = 0;
-        self.runs.iter().map(move |run| (std::mem::replace(&mut begin, run.end)..run.end, run.advice))
+        self.runs.iter().map(move |run| (std::mem::replace(&mut begin, run.end)..run.end, run.given))
     }
 
     /// The index of the run that begins with that part, which a longer run is split for.
@@ -197,6 +277,19 @@ impl Advised {
             }
             _ => at,
         }
+    }
+
+    /// Makes one run of neighbours with the same advice.
+    fn join_runs(&mut self) {
+        // The last of equal neighbours has the end of all.
+        let mut runs: Vec<Run> = Vec::with_capacity(self.runs.len());
+        for run in self.runs.drain(..) {
+            match runs.last_mut().filter(|last| last.given == run.given) {
+                Some(last) => last.end = run.end,
+                None => runs.push(run),
+            }
+        }
+        self.runs = runs;
     }
 }
 
@@ -212,23 +305,30 @@ impl AdviceTable {
         self.advised.is_empty()
     }
 
-    pub(crate) fn of(&self, part: PartRef) -> PartAdvice {
-        let run = self
-            .advised
-            .get(&part.allocation)
-            .and_then(|advised| advised.runs.get(advised.runs.partition_point(|run| run.end <= part.part.0)));
-        run.map(|run| run.advice).unwrap_or_default()
+    /// The advice that counts for a part, with the tenants whose advice is forbidden.
+    pub(crate) fn of(&self, part: PartRef, is_forbidden: impl Fn(TenantId) -> bool) -> PartAdvice {
+        match self.advised.get(&part.allocation) {
+            Some(advised) => self.given_for(part).in_effect(is_forbidden(advised.tenant)),
+            None => PartAdvice::default(),
+        }
     }
 
-    /// The advice for the parts of a span, each once for parts in a row.
-    pub(crate) fn within(&self, id: AllocationId, span: PartSpan) -> Vec<PartAdvice> {
+    fn given_for(&self, part: PartRef) -> GivenAdvice {
+        let advised = self.advised.get(&part.allocation);
+        let run = advised
+            .and_then(|advised| advised.runs.get(advised.runs.partition_point(|run| run.end <= part.part.0)));
+        run.map(|run| run.given).unwrap_or_default()
+    }
+
+    /// All advice for the parts of a span, each once for parts in a row.
+    pub(crate) fn within(&self, id: AllocationId, span: PartSpan) -> Vec<GivenAdvice> {
         let end = span.first.0.saturating_add(span.count);
         match self.advised.get(&id) {
-            None => vec![PartAdvice::default()],
+            None => vec![GivenAdvice::default()],
             Some(advised) => {
                 let spans =
                     advised.spans().filter(|(parts, _)| parts.start < end && parts.end > span.first.0);
-                spans.map(|(_, advice)| advice).collect()
+                spans.map(|(_, given)| given).collect()
             }
         }
     }
@@ -239,46 +339,61 @@ impl AdviceTable {
         (id, tenant): (AllocationId, TenantId),
         part_count: u32,
         span: PartSpan,
-        (change, now): (Retention, Time),
+        (change, now): (AdviceChange, Time),
     ) -> bool {
-        let whole = Run { end: part_count, advice: PartAdvice::default() };
+        let whole = Run { end: part_count, given: GivenAdvice::default() };
         let made = || Advised { tenant, runs: vec![whole], last_used: BTreeMap::new() };
         let advised = self.advised.entry(id).or_insert_with(made);
         self.by_tenant.entry(tenant).or_default().insert(id);
         for run in &mut advised.runs {
-            run.advice = run.advice.at(now);
+            run.given = run.given.map(|advice| advice.at(now));
         }
         let from = advised.split_at(span.first.0);
         let to = advised.split_at(span.first.0.saturating_add(span.count));
         let mut changed = false;
         for run in advised.runs.get_mut(from..to).unwrap_or_default() {
-            let before = run.advice;
-            run.advice = before.with(change, now);
-            changed |= before != run.advice;
+            let before = run.given;
+            run.given = change.applied_to(before, now);
+            changed |= before != run.given;
         }
-        if changed && matches!(change, Retention::Pattern(_) | Retention::Preset(_)) {
+        if changed && change.is_of_pattern() {
             advised.last_used.clear();
         }
-        // The last of equal neighbours has the end of all.
-        let mut runs: Vec<Run> = Vec::with_capacity(advised.runs.len());
-        for run in advised.runs.drain(..) {
-            match runs.last_mut().filter(|last| last.advice == run.advice) {
-                Some(last) => last.end = run.end,
-                None => runs.push(run),
-            }
-        }
-        advised.runs = runs;
-        if advised.runs.iter().all(|run| run.advice == PartAdvice::default()) {
+        advised.join_runs();
+        if advised.runs.iter().all(|run| run.given == GivenAdvice::default()) {
             self.forget(id);
         }
         changed
     }
 
-    /// Records a use of a part: its pattern goes on from there.
+    /// Ends what is said about the need of a part, whether or not it counts, where `ends` says so.
+    pub(crate) fn end_need(&mut self, part: PartRef, ends: impl Fn(PartNeed) -> bool, now: Time) {
+        if !self.given_for(part).each().any(|advice| ends(advice.need)) {
+            return;
+        }
+        let Some(advised) = self.advised.get_mut(&part.allocation) else { return };
+        for run in &mut advised.runs {
+            run.given = run.given.map(|advice| advice.at(now));
+        }
+        let from = advised.split_at(part.part.0);
+        let to = advised.split_at(part.part.0.saturating_add(1));
+        for run in advised.runs.get_mut(from..to).unwrap_or_default() {
+            run.given = run.given.map(|advice| match ends(advice.need) {
+                true => PartAdvice { need: PartNeed::Unknown, ..advice },
+                false => advice,
+            });
+        }
+        advised.join_runs();
+        if advised.runs.iter().all(|run| run.given == GivenAdvice::default()) {
+            self.forget(part.allocation);
+        }
+    }
+
+    /// Records a use of a part: its patterns go on from there, also one that does not count now.
     pub(crate) fn record_use(&mut self, part: PartRef, now: Time) {
-        if let Some(course) = self.of(part).course()
-            && let Some(advised) = self.advised.get_mut(&part.allocation)
-        {
+        let courses: BTreeSet<Course> = self.given_for(part).each().filter_map(PartAdvice::course).collect();
+        let Some(advised) = self.advised.get_mut(&part.allocation) else { return };
+        for course in courses {
             let last = advised.last_used.entry(course).or_default();
             *last = if last.0 < now { (now, part.part.0) } else { (now, last.1.max(part.part.0)) };
         }
@@ -295,9 +410,10 @@ impl AdviceTable {
     }
 
     /// The ranks that parts of a tenant may have, the lowest first. `None` if all have the same.
-    pub(crate) fn ranks(&self, tenant: TenantId, now: Time) -> Option<BTreeSet<Rank>> {
+    pub(crate) fn ranks(&self, tenant: TenantId, is_forbidden: bool, now: Time) -> Option<BTreeSet<Rank>> {
         let advised = self.by_tenant.get(&tenant)?.iter().filter_map(|id| self.advised.get(id));
-        let ranks = advised.flat_map(|it| &it.runs).map(|run| run.advice.at(now).rank());
+        let ranks =
+            advised.flat_map(|it| &it.runs).map(|run| run.given.in_effect(is_forbidden).at(now).rank());
         Some(ranks.chain([PartAdvice::default().rank()]).collect())
     }
 
@@ -306,6 +422,7 @@ impl AdviceTable {
         &self,
         id: AllocationId,
         (rank, course): (Rank, Course),
+        is_forbidden: bool,
         now: Time,
     ) -> impl Iterator<Item = PartRef> + use<> {
         let advised = self.advised.get(&id);
@@ -313,8 +430,8 @@ impl AdviceTable {
         let ahead_from =
             advised.and_then(|it| it.last_used.get(&course)).map_or(0, |(_, part)| part.saturating_add(1));
         let spans: Vec<_> = advised.into_iter().flat_map(Advised::spans).collect();
-        let spans = spans.into_iter().filter(move |(_, advice)| {
-            let advice = advice.at(now);
+        let spans = spans.into_iter().filter(move |(_, given)| {
+            let advice = given.in_effect(is_forbidden).at(now);
             advice.course() == Some(course) && advice.rank() == rank
         });
         let parts: Vec<Range<u32>> = spans.map(|(parts, _)| parts).collect();
@@ -328,13 +445,36 @@ impl AdviceTable {
         indices.map(move |part| PartRef { allocation: id, part: PartIndex(part) })
     }
 
-    /// The advised parts of an allocation, in spans.
-    pub(crate) fn spans(&self, id: AllocationId, now: Time) -> impl Iterator<Item = (PartSpan, PartAdvice)> {
+    /// All advice for an allocation, in spans: for each of them the owner's, then the operator's that counts instead.
+    pub(crate) fn spans(
+        &self,
+        id: AllocationId,
+        is_forbidden: bool,
+        now: Time,
+    ) -> impl Iterator<Item = AdviceView> {
         let spans = self.advised.get(&id).into_iter().flat_map(Advised::spans);
-        let spans = spans.map(move |(parts, advice)| {
-            (PartSpan::new(parts.start, parts.end.saturating_sub(parts.start)), advice.at(now))
-        });
-        spans.filter(|(_, advice)| *advice != PartAdvice::default())
+        spans.flat_map(move |(parts, given)| {
+            let GivenAdvice { owner, operator } = given.map(|advice| advice.at(now));
+            let parts = PartSpan::new(parts.start, parts.end.saturating_sub(parts.start));
+            let counts = operator.is_none() && !is_forbidden;
+            let owner = AdviceView { parts, advice: owner, by: Adviser::Owner, counts };
+            let owner = Some(owner).filter(|view| view.advice != PartAdvice::default());
+            let operator =
+                operator.map(|advice| AdviceView { parts, advice, by: Adviser::Operator, counts: true });
+            owner.into_iter().chain(operator)
+        })
+    }
+
+    /// The tenants with advice of owners, and none of operators.
+    pub(crate) fn tenants_with_owners_alone(&self) -> impl Iterator<Item = TenantId> {
+        let has_operators = |id: &AllocationId| {
+            let runs = self.advised.get(id).map(|advised| &advised.runs);
+            runs.is_some_and(|runs| runs.iter().any(|run| run.given.operator.is_some()))
+        };
+        self.by_tenant
+            .iter()
+            .filter(move |(_, ids)| !ids.iter().any(has_operators))
+            .map(|(tenant, _)| *tenant)
     }
 
     pub(crate) fn allocations(&self) -> impl Iterator<Item = AllocationId> {
@@ -367,7 +507,14 @@ mod tests {
         change: Retention,
         micros: u64,
     ) -> bool {
-        table.change((ID, tenant()), PARTS, PartSpan::new(first, count), (change, Time::from_micros(micros)))
+        let at = Time::from_micros(micros);
+        table.change((ID, tenant()), PARTS, PartSpan::new(first, count), (AdviceChange::ByOwner(change), at))
+    }
+
+    /// As an operator; `None` clears.
+    fn overrule(table: &mut AdviceTable, first: u32, count: u32, change: Option<Retention>) -> bool {
+        let change = change.map_or(AdviceChange::Cleared, AdviceChange::ByOperator);
+        table.change((ID, tenant()), PARTS, PartSpan::new(first, count), (change, Time::START))
     }
 
     fn part(part: u32) -> PartRef {
@@ -375,7 +522,7 @@ mod tests {
     }
 
     fn of(table: &AdviceTable, index: u32) -> PartAdvice {
-        table.of(part(index))
+        table.of(part(index), |_| false)
     }
 
     #[test]
@@ -391,11 +538,11 @@ mod tests {
             (0..PARTS).filter(|part| of(&table, *part).need == PartNeed::Unneeded).collect();
         assert_eq!(unneeded, [4, 5, 6]);
         let spans: Vec<_> =
-            table.spans(ID, Time::START).map(|(span, _)| (span.first.0, span.count)).collect();
+            table.spans(ID, false, Time::START).map(|it| (it.parts.first.0, it.parts.count)).collect();
         assert_eq!(spans, [(2, 2), (4, 1), (5, 2)]);
         assert!(change(&mut table, 0, PARTS, Retention::Importance(None)));
         assert!(change(&mut table, 0, PARTS, Retention::Needed(true)));
-        assert!(table.is_empty() && table.ranks(tenant(), Time::START).is_none());
+        assert!(table.is_empty() && table.ranks(tenant(), false, Time::START).is_none());
     }
 
     #[test]
@@ -435,7 +582,7 @@ mod tests {
         assert_eq!((of(&table, 2).need, of(&table, 4).need), (until, PartNeed::Unknown));
         assert_eq!(of(&table, 2).at(Time::from_micros(119)).need, until);
         assert_eq!(of(&table, 2).at(Time::from_micros(120)), PartAdvice::default());
-        assert_eq!(table.spans(ID, Time::from_micros(120)).count(), 0);
+        assert_eq!(table.spans(ID, false, Time::from_micros(120)).count(), 0);
         assert!(change_at(&mut table, (2, 2), Retention::Needed(false), 110));
         assert_eq!(of(&table, 3).need, PartNeed::Unneeded);
         assert!(change_at(&mut table, (3, 1), within(5), 110));
@@ -445,7 +592,7 @@ mod tests {
         );
         // Advice that has ended is gone with the next change.
         assert!(!change_at(&mut table, (3, 1), Retention::Needed(true), 200));
-        assert_eq!(table.spans(ID, Time::START).count(), 1);
+        assert_eq!(table.spans(ID, false, Time::START).count(), 1);
     }
 
     #[test]
@@ -458,7 +605,7 @@ mod tests {
                 table.record_use(part(*index), Time::from_micros(*micros));
             }
             let course = of(&table, 1).course().expect("an order");
-            let found = table.on_course(ID, (PartAdvice::default().rank(), course), Time::START);
+            let found = table.on_course(ID, (PartAdvice::default().rank(), course), false, Time::START);
             found.map(|part| part.part.0).collect::<Vec<_>>()
         };
         assert_eq!(order(Pattern::Sequential, &[]), [7, 6, 5, 3, 2, 1]);
@@ -469,6 +616,83 @@ mod tests {
         assert_eq!(order(Pattern::Loop, &[(7, 1)]), [7, 6, 5, 3, 2, 1]);
         let none = PartAdvice { pattern: Some(Pattern::Random), ..PartAdvice::default() };
         assert_eq!(none.course(), None);
+    }
+
+    #[test]
+    fn operators_advice_counts_alone_for_its_span_until_it_is_cleared() {
+        let mut table = AdviceTable::default();
+        change(&mut table, 0, 6, Retention::Importance(Some(90)));
+        assert!(overrule(&mut table, 4, 3, Some(Retention::Class(Some(MemoryClass::Scratch)))));
+        assert!(!overrule(&mut table, 4, 3, Some(Retention::Class(Some(MemoryClass::Scratch)))));
+        assert!(!overrule(&mut table, 5, 1, Some(Retention::ReadMostly(false))));
+        let scratch = PartAdvice { class: Some(MemoryClass::Scratch), ..PartAdvice::default() };
+        let important = PartAdvice { importance: Some(90), ..PartAdvice::default() };
+        let counts = |table: &AdviceTable| (0..PARTS).map(|part| of(table, part)).collect::<Vec<_>>();
+        let none = PartAdvice::default();
+        assert_eq!(
+            counts(&table),
+            [important, important, important, important, scratch, scratch, scratch, none, none, none]
+        );
+        // Later advice of the owner is kept, and does not count.
+        assert!(change(&mut table, 4, 4, Retention::Importance(Some(20))));
+        assert_eq!((of(&table, 5), of(&table, 7).importance), (scratch, Some(20)));
+        let shown: Vec<_> = table
+            .spans(ID, false, Time::START)
+            .map(|it| (it.parts.first.0, it.parts.count, it.by, it.counts))
+            .collect();
+        let (owner, operator) = (Adviser::Owner, Adviser::Operator);
+        assert_eq!(
+            shown,
+            [(0, 4, owner, true), (4, 3, owner, false), (4, 3, operator, true), (7, 1, owner, true)]
+        );
+        assert!(overrule(&mut table, 0, PARTS, None) && !overrule(&mut table, 0, PARTS, None));
+        assert_eq!((of(&table, 5).importance, of(&table, 5).class), (Some(20), None));
+    }
+
+    #[test]
+    fn operator_can_say_that_no_advice_counts() {
+        let mut table = AdviceTable::default();
+        change(&mut table, 0, 2, Retention::Needed(false));
+        assert!(overrule(&mut table, 0, 1, Some(Retention::Needed(true))));
+        assert_eq!((of(&table, 0).need, of(&table, 1).need), (PartNeed::Unknown, PartNeed::Unneeded));
+        change(&mut table, 0, 2, Retention::Needed(true));
+        assert!(!table.is_empty());
+        assert!(overrule(&mut table, 0, 1, None) && table.is_empty());
+    }
+
+    #[test]
+    fn forbidden_advice_does_not_count_and_that_of_operators_does() {
+        let mut table = AdviceTable::default();
+        change(&mut table, 0, 4, Retention::Importance(Some(90)));
+        overrule(&mut table, 1, 1, Some(Retention::Importance(Some(10))));
+        let importance = |index| table.of(part(index), |_| true).importance;
+        assert_eq!([0, 1, 2].map(importance), [None, Some(10), None]);
+        assert_eq!(table.ranks(tenant(), true, Time::START).map(|ranks| ranks.len()), Some(2));
+        assert_eq!(table.ranks(tenant(), false, Time::START).map(|ranks| ranks.len()), Some(3));
+        assert_eq!(table.spans(ID, true, Time::START).filter(|it| it.counts).count(), 1);
+    }
+
+    #[test]
+    fn needs_end_and_patterns_go_on_below_the_advice_that_counts() {
+        let mut table = AdviceTable::default();
+        change(&mut table, 0, 4, Retention::Needed(false));
+        change(&mut table, 0, 4, Retention::Pattern(Some(Pattern::Loop)));
+        overrule(&mut table, 0, 4, Some(Retention::Needed(false)));
+        table.end_need(part(1), |need| need == PartNeed::Unneeded, Time::START);
+        table.record_use(part(2), Time::from_micros(1));
+        let order = |table: &AdviceTable| {
+            let rank = PartAdvice { need: PartNeed::Unneeded, ..PartAdvice::default() }.rank();
+            let found = table.on_course(ID, (rank, Course::Around), false, Time::START);
+            found.map(|part| part.part.0).collect::<Vec<_>>()
+        };
+        assert_eq!((of(&table, 1).need, of(&table, 2).need), (PartNeed::Unknown, PartNeed::Unneeded));
+        assert!(order(&table).is_empty());
+        assert_eq!(table.given_for(part(1)).owner.need, PartNeed::Unknown);
+        // A change of the pattern that counts begins a pass anew.
+        assert!(overrule(&mut table, 0, 4, None));
+        assert_eq!(order(&table), [3, 2, 0]);
+        table.record_use(part(2), Time::from_micros(2));
+        assert_eq!(order(&table), [2, 0, 3]);
     }
 
     #[test]

@@ -27,7 +27,7 @@ use vramd_types::{AllocationId, DeviceIndex};
 
 use crate::{event::PartRef, tenancy::TenantClass, time::Time};
 
-pub(crate) use advice::{AdviceTable, Course, Rank};
+pub(crate) use advice::{AdviceChange, AdviceTable, Course, GivenAdvice, Rank};
 pub use advice::{PartAdvice, PartNeed};
 use gdsf::Gdsf;
 use hit_density::HitDensity;
@@ -118,7 +118,7 @@ pub(crate) struct Usage {
     pub(crate) residents: Residents,
     /// Parts in host memory, in the order of their last use.
     pub(crate) idle_on_host: Residents,
-    /// Advice of owners on the order in which their parts leave a device.
+    /// Advice on the order in which parts leave a device.
     pub(crate) advice: AdviceTable,
 }
 

@@ -1,5 +1,7 @@
 //! The eviction policy orders every part that may leave its device, each once and in the class of its tenant, and
-//! remembers no part of an allocation that is gone.
+//! remembers no part of an allocation that is gone. Forbidden advice changes nothing of its order.
+
+use std::collections::BTreeSet;
 
 use super::{EVICTION_ORDER, Violation, expect, expect_equal, scope::Scope};
 use crate::{broker::Broker, event::PartRef, tenancy::TenantClass};
@@ -29,6 +31,22 @@ pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) 
         });
         by_use.sort_unstable();
         expect_equal(found, EVICTION_ORDER, || format!("parts by use on {device:?}"), &by_use, &listed);
+    }
+    for device in broker.device_indices() {
+        let mut tenants: BTreeSet<_> = broker.usage.advice.tenants_with_owners_alone().collect();
+        tenants.retain(|tenant| {
+            broker.tenants.standing(*tenant).advice.is_forbidden() && !broker.moves.sequences.has_any(*tenant)
+        });
+        for tenant in tenants {
+            let is_own = |part: &PartRef| {
+                let allocation = broker.allocations.get(part.allocation);
+                allocation.is_some_and(|allocation| allocation.tenant == tenant)
+            };
+            let advised: Vec<_> = broker.advised_order(device).filter(is_own).collect();
+            let by_policy: Vec<_> = residents.order(device).filter(is_own).collect();
+            let order = || format!("parts on {device:?} in the order in which they leave, without advice");
+            expect_equal(found, EVICTION_ORDER, order, &advised, &by_policy);
+        }
     }
     let advised = broker.usage.advice.allocations().find(|id| broker.allocations.get(*id).is_none());
     expect(found, EVICTION_ORDER, advised.is_none(), || {

@@ -144,9 +144,9 @@ registry! {
     LINE_SCANNED = "INV-MOVE-9", Recomputed "line.rs",
         "For every scanned waiter, all victims that it needs are leaving, or no choice of victims would be enough.";
     EVICTION_ORDER = "INV-MOVE-10", Recomputed "eviction_order.rs",
-        "The eviction policy orders every part that may leave its device, each once, and remembers no part of an allocation that is gone.";
+        "The eviction policy orders every part that may leave its device, each once, and remembers no part of an allocation that is gone. Forbidden advice changes nothing of its order.";
     ADVISED_ORDER = "INV-MOVE-11", Oracle "moves/advised.rs",
-        "Of the parts of a tenant, one leaves for a waiter only if no other that could leave ranks lower by what their owners say.";
+        "Of the parts of a tenant, one leaves for a waiter only if no other that could leave ranks lower by the advice that counts.";
     CLASS_ORDER = "INV-MOVE-12", Oracle "moves/classes.rs",
         "No memory of a higher class of tenants leaves for pressure or a prefetch while memory of a lower class that may leave stays.";
     PREFETCH_ORDER = "INV-PREFETCH-1", Oracle "prefetch/order.rs",

@@ -1,11 +1,11 @@
-//! Requested changes of quotas, and of the classes and weights of tenants.
+//! Requested changes of quotas, and of the classes and weights of tenants, and of whether their advice counts.
 
 use vramd_types::Quantity;
 
 use crate::{
     event::Tier,
     ledger::QuotaDevice,
-    tenancy::{TenantClass, TenantId, TenantWeight},
+    tenancy::{AdvicePermission, TenantClass, TenantId, TenantWeight},
 };
 
 /// A requested change. The daemon computes its result when its turn comes.
@@ -27,7 +27,7 @@ pub(crate) enum QuotaEdit {
     Delete,
 }
 
-/// A requested change of a tenant's class and weight.
+/// A requested change of a tenant's class, of its weight, and of whether its advice counts.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StandingChange {
     pub(crate) tenant: TenantId,
@@ -37,7 +37,7 @@ pub(crate) struct StandingChange {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum StandingEdit {
     /// Values that are left out stay as they are.
-    Set { class: Option<TenantClass>, weight: Option<TenantWeight> },
+    Set { class: Option<TenantClass>, weight: Option<TenantWeight>, advice: Option<AdvicePermission> },
     /// The configuration applies again.
     Reset,
 }

@@ -22,7 +22,7 @@ pub(crate) use releases::{ItemResult, ReleaseItem, Releases};
 pub(crate) use requests::{Method, Outcome, Recall, RequestLog};
 pub(crate) use session::{Session, SessionTable, SilentReason};
 pub(crate) use slots::Slots;
-pub use standing::{Standing, TenantClass, TenantWeight, UnknownClass};
+pub use standing::{AdvicePermission, Standing, TenantClass, TenantWeight, UnknownClass, UnknownPermission};
 pub use state::{SessionEvent, SessionState};
 pub(crate) use tenant::{TenantId, Tenants};
 pub(crate) use trust::{Doubt, Trust};

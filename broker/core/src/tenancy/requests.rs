@@ -34,6 +34,7 @@ pub(crate) enum Method {
     MoveParts,
     WriteBackParts,
     HoldParts,
+    AdviseParts,
     CancelWait,
     CancelPrefetch,
     ChangeSettings,
@@ -62,6 +63,7 @@ impl Method {
             Self::MoveParts => "MoveParts",
             Self::WriteBackParts => "WriteBackParts",
             Self::HoldParts => "HoldParts",
+            Self::AdviseParts => "AdviseParts",
             Self::CancelWait => "CancelWait",
             Self::CancelPrefetch => "CancelPrefetch",
             Self::ChangeSettings => "ChangeSettings",
@@ -85,7 +87,7 @@ pub(crate) enum Outcome {
         tier: Tier,
     },
     QuotaDeleted,
-    /// The class or the weight of the tenant was set, or follows the configuration again.
+    /// An operator set what stands for the tenant, or it follows the configuration again.
     TenantChanged(TenantId),
     SessionEnded {
         gone: bool,

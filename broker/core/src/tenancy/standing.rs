@@ -1,4 +1,5 @@
-//! The class and the weight of tenants: they say whose memory and whose requests go first.
+//! The class and the weight of tenants: they say whose memory and whose requests go first. And whether their advice
+//! counts.
 
 use std::{fmt, str::FromStr};
 
@@ -96,11 +97,64 @@ impl fmt::Display for TenantWeight {
     }
 }
 
-/// The class and the weight of a tenant.
+/// Whether a tenant may advise which of its parts leave first.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum AdvicePermission {
+    #[default]
+    Allowed,
+    /// New advice is refused, and the advice that stands has no effect until it is allowed again.
+    Forbidden,
+}
+
+impl AdvicePermission {
+    pub const ALL: [Self; 2] = [Self::Allowed, Self::Forbidden];
+
+    /// All names, for messages.
+    pub const NAMES: &str = "allowed, forbidden";
+
+    /// The name in configurations and messages.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Allowed => "allowed",
+            Self::Forbidden => "forbidden",
+        }
+    }
+
+    pub const fn is_forbidden(self) -> bool {
+        matches!(self, Self::Forbidden)
+    }
+}
+
+impl fmt::Display for AdvicePermission {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Advice is neither allowed nor forbidden by that name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UnknownPermission;
+
+impl fmt::Display for UnknownPermission {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "no permission for advice has that name; the names are {}", AdvicePermission::NAMES)
+    }
+}
+
+impl FromStr for AdvicePermission {
+    type Err = UnknownPermission;
+
+    fn from_str(name: &str) -> Result<Self, UnknownPermission> {
+        Self::ALL.into_iter().find(|permission| permission.name() == name).ok_or(UnknownPermission)
+    }
+}
+
+/// The class and the weight of a tenant, and whether its advice counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Standing {
     pub class: TenantClass,
     pub weight: TenantWeight,
+    pub advice: AdvicePermission,
 }
 
 #[cfg(test)]
@@ -117,6 +171,17 @@ mod tests {
         }
         assert_eq!("Interactive".parse::<TenantClass>(), Err(UnknownClass));
         assert!(UnknownClass.to_string().ends_with(TenantClass::NAMES));
+    }
+
+    #[test]
+    fn names_lead_back_to_their_permissions() {
+        assert_eq!(AdvicePermission::ALL.map(AdvicePermission::name).join(", "), AdvicePermission::NAMES);
+        for permission in AdvicePermission::ALL {
+            assert_eq!(permission.name().parse(), Ok(permission));
+        }
+        assert_eq!("ignored".parse::<AdvicePermission>(), Err(UnknownPermission));
+        assert!(UnknownPermission.to_string().ends_with(AdvicePermission::NAMES));
+        assert!(!Standing::default().advice.is_forbidden());
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Waits, moves and holds.
+//! Waits, moves, holds and advice.
 
 use broker_core::{Broker, OperatorRequest, Reply};
 use tonic::Status;
@@ -11,7 +11,7 @@ use crate::grpc::{
         moves as view,
         page::{Page, next_token},
         request as convert,
-        view::part_move,
+        view::{For, allocation, part_move},
     },
     status::{self, refused},
 };
@@ -67,6 +67,22 @@ impl Admin {
                 part_indexes: parts.into_iter().map(|part| part.0).collect(),
             }),
             other => Err(status::wrong_reply("HoldParts", &other)),
+        }
+    }
+
+    pub(super) async fn advise(
+        &self,
+        operator: Operator,
+        message: v1::AdvisePartsRequest,
+    ) -> Result<v1::AdvisePartsResponse, Status> {
+        let key = convert::key(&message.request_id, &message).map_err(|refusal| refused(&refusal))?;
+        let target = convert::target(message.target.clone()).map_err(|refusal| refused(&refusal))?;
+        let (parts, change) = convert::operator_advice(message).map_err(|refusal| refused(&refusal))?;
+        match self.submit(operator, key, OperatorRequest::AdviseParts { target, parts, change }).await? {
+            Reply::Advised(view) => {
+                Ok(v1::AdvisePartsResponse { allocation: Some(allocation(*view, For::Operators)) })
+            }
+            other => Err(status::wrong_reply("AdviseParts", &other)),
         }
     }
 

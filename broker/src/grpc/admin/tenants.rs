@@ -1,4 +1,4 @@
-//! Tenants with their classes and weights.
+//! Tenants with their classes, their weights and the permission for advice.
 
 use broker_core::{OperatorRequest, Reply};
 use tonic::Status;
@@ -18,7 +18,9 @@ impl Admin {
     ) -> Result<v1::SetTenantResponse, Status> {
         let key = convert::key(&message.request_id, &message).map_err(|refusal| refused(&refusal))?;
         let class = convert::tenant_class(message.class).map_err(|refusal| refused(&refusal))?;
-        let change = OperatorRequest::SetTenant { tenant: message.tenant, class, weight: message.weight };
+        let advice = convert::advice_permission(message.advice).map_err(|refusal| refused(&refusal))?;
+        let (tenant, weight) = (message.tenant, message.weight);
+        let change = OperatorRequest::SetTenant { tenant, class, weight, advice };
         match self.submit(operator, key, change).await? {
             Reply::TenantChanged(tenant) => Ok(v1::SetTenantResponse { tenant: Some(view::tenant(*tenant)) }),
             other => Err(status::wrong_reply("SetTenant", &other)),

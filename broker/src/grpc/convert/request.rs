@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use broker_core::{
-    Advice, AllocationSpec, DeviceSelector, Kind, Lifetime, MemoryClass, PartSpan, Pattern, Preset, Refusal,
-    RequestKey, Retention, Target, TenantClass, Tier,
+    Advice, AdvicePermission, AllocationSpec, DeviceSelector, Kind, Lifetime, MemoryClass, PartSpan, Pattern,
+    Preset, Refusal, RequestKey, Retention, Target, TenantClass, Tier,
 };
 use prost::Message;
 use vramd_proto::v1;
@@ -143,6 +143,7 @@ targets!(
     describe_allocation_request,
     show_allocation_request,
     free_allocation_request,
+    advise_parts_request,
     hold_parts_request,
     move_parts_request,
     revoke_mappings_request,
@@ -179,6 +180,39 @@ pub(in crate::grpc) fn advice(message: &v1::AdviseRequest) -> Result<Advice, Ref
         A::Preset => Retention::Preset(given("preset", values.preset)?),
     };
     Ok(Advice::Retain { parts, change })
+}
+
+/// Converts the advice of an operator; none means that it is cleared.
+pub(in crate::grpc) fn operator_advice(
+    message: v1::AdvisePartsRequest,
+) -> Result<(Option<PartSpan>, Option<Retention>), Refusal> {
+    let invalid = |field, problem| Err(Refusal::RequestInvalid { field, problem });
+    let v1::AdvisePartsRequest { parts, importance_percent, memory_class, needed_within_ms, .. } = message;
+    let v1::AdvisePartsRequest { location, pattern, preset, advice: kind, clear, .. } = message;
+    let as_of_owner = v1::AdviseRequest {
+        parts,
+        importance_percent,
+        memory_class,
+        needed_within_ms,
+        location,
+        pattern,
+        preset,
+        advice: kind,
+        ..Default::default()
+    };
+    if clear {
+        let plain = v1::AdviseRequest { parts, ..Default::default() };
+        return match as_of_owner == plain {
+            true => Ok((parts.map(|span| PartSpan::new(span.first_index, span.count)), None)),
+            false => invalid("clear", "comes with advice"),
+        };
+    }
+    match advice(&as_of_owner)? {
+        Advice::Retain { parts, change } => Ok((parts, Some(change))),
+        Advice::SetAccessedBy | Advice::UnsetAccessedBy => {
+            invalid("advice", "is about access in place, which is for the owner to advise")
+        }
+    }
 }
 
 fn given<T>(field: &'static str, value: Option<T>) -> Result<T, Refusal> {
@@ -297,6 +331,16 @@ pub(in crate::grpc) fn tenant_class(class: i32) -> Result<Option<TenantClass>, R
         Ok(v1::TenantClass::Initiated) => Ok(Some(TenantClass::Initiated)),
         Ok(v1::TenantClass::Interactive) => Ok(Some(TenantClass::Interactive)),
         Err(_) => Err(unknown_value("class")),
+    }
+}
+
+/// Converts a permission for advice; none means that it stays.
+pub(in crate::grpc) fn advice_permission(advice: i32) -> Result<Option<AdvicePermission>, Refusal> {
+    match v1::AdvicePermission::try_from(advice) {
+        Ok(v1::AdvicePermission::Unspecified) => Ok(None),
+        Ok(v1::AdvicePermission::Allowed) => Ok(Some(AdvicePermission::Allowed)),
+        Ok(v1::AdvicePermission::Forbidden) => Ok(Some(AdvicePermission::Forbidden)),
+        Err(_) => Err(unknown_value("advice")),
     }
 }
 
@@ -422,6 +466,32 @@ mod tests {
         for wrong in [(A::SetClass, 0), (A::SetClass, 5), (A::UnsetClass, 1)] {
             assert_eq!(invalid(class(wrong.0, wrong.1)), "memory_class", "{wrong:?}");
         }
+    }
+
+    #[test]
+    fn operators_advise_about_leaving_or_clear() {
+        use v1::Advice as A;
+        let parts = Some(v1::PartSpan { first_index: 2, count: 3 });
+        let span = Some(PartSpan::new(2, 3));
+        let of = |kind: A| v1::AdvisePartsRequest { advice: kind.into(), parts, ..Default::default() };
+        let importance = v1::AdvisePartsRequest { importance_percent: Some(7), ..of(A::SetImportance) };
+        assert_eq!(operator_advice(importance.clone()), Ok((span, Some(Retention::Importance(Some(7))))));
+        let preset = v1::AdvisePartsRequest { preset: 1, ..of(A::Preset) };
+        assert_eq!(operator_advice(preset), Ok((span, Some(Retention::Preset(Preset::Weights)))));
+        let values = v1::AdvisePartsRequest { memory_class: 1, pattern: 1, ..of(A::SetLocation) };
+        assert_eq!(invalid(operator_advice(values)), "memory_class");
+        let clear = v1::AdvisePartsRequest { clear: true, parts, ..Default::default() };
+        assert_eq!(operator_advice(clear.clone()), Ok((span, None)));
+        assert_eq!(invalid(operator_advice(v1::AdvisePartsRequest { clear: true, ..importance })), "clear");
+        assert_eq!(invalid(operator_advice(v1::AdvisePartsRequest { location: 1, ..clear })), "clear");
+        for refused in [A::SetAccessedBy, A::UnsetAccessedBy] {
+            let whole = v1::AdvisePartsRequest { parts: None, ..of(refused) };
+            assert_eq!(invalid(operator_advice(whole)), "advice");
+        }
+        assert_eq!(invalid(operator_advice(v1::AdvisePartsRequest::default())), "advice");
+        assert_eq!(advice_permission(0), Ok(None));
+        assert_eq!(advice_permission(2), Ok(Some(AdvicePermission::Forbidden)));
+        assert_eq!(invalid(advice_permission(3)), "advice");
     }
 
     #[test]

@@ -4,7 +4,7 @@ use broker_core::TenantView;
 use vramd_proto::v1;
 
 use super::view::count;
-use crate::events::{standing_source, tenant_class};
+use crate::events::{advice_permission, standing_source, tenant_class};
 
 pub(in crate::grpc) fn tenant(view: TenantView) -> v1::Tenant {
     v1::Tenant {
@@ -16,5 +16,6 @@ pub(in crate::grpc) fn tenant(view: TenantView) -> v1::Tenant {
         host_bytes: view.in_host.get(),
         disk_bytes: view.on_disk.get(),
         session_count: count(view.sessions),
+        advice: advice_permission(view.standing.advice).into(),
     }
 }

@@ -3,8 +3,8 @@
 use std::time::{Duration, SystemTime};
 
 use broker_core::{
-    AllocationState, AllocationView, Backing, ChannelId, DeviceView, Kind, Lifetime, MapState, MapperView,
-    MemoryClass, OwnQuotaView, PartAdvice, PartMove, PartNeed, PartRevocation, PartSpan, PartView, Pattern,
+    AdviceView, Adviser, AllocationState, AllocationView, Backing, ChannelId, DeviceView, Kind, Lifetime,
+    MapState, MapperView, MemoryClass, OwnQuotaView, PartMove, PartNeed, PartRevocation, PartView, Pattern,
     QuotaView, Refusal, Released, SessionState, SessionView, Slot, TierView, Time,
 };
 use prost_types::Timestamp;
@@ -45,11 +45,7 @@ pub(in crate::grpc) fn allocation(view: AllocationView, reader: For) -> v1::Allo
         disk_bytes: view.on_disk.get(),
         discardable: view.discardable,
         accessed_by_device: view.accessed_by_device,
-        advised_parts: view
-            .advice
-            .iter()
-            .map(|(span, advice)| advised_parts(*span, *advice, view.as_of))
-            .collect(),
+        advised_parts: view.advice.iter().map(|advised| advised_parts(*advised, view.as_of)).collect(),
         file: view.file.unwrap_or_default(),
         file_bytes: view.in_file.get(),
     }
@@ -78,7 +74,8 @@ pub(in crate::grpc) fn allocation_in_use(
     allocation
 }
 
-fn advised_parts(span: PartSpan, advice: PartAdvice, now: Time) -> v1::AdvisedParts {
+fn advised_parts(view: AdviceView, now: Time) -> v1::AdvisedParts {
+    let AdviceView { parts: span, advice, by, counts } = view;
     v1::AdvisedParts {
         parts: Some(v1::PartSpan { first_index: span.first.0, count: span.count }),
         not_needed: advice.need == PartNeed::Unneeded,
@@ -107,6 +104,12 @@ fn advised_parts(span: PartSpan, advice: PartAdvice, now: Time) -> v1::AdvisedPa
             Some(MemoryClass::Cache) => v1::MemoryClass::Cache,
         }
         .into(),
+        source: match by {
+            Adviser::Owner => v1::AdviceSource::Owner,
+            Adviser::Operator => v1::AdviceSource::Operator,
+        }
+        .into(),
+        without_effect: !counts,
     }
 }
 

@@ -82,6 +82,7 @@ fn every_refusal(text: &str) -> Vec<Refusal> {
         R::Draining,
         R::DriverFailed { device: text(), problem: text() },
         R::StoreFailed { problem: text() },
+        R::AdviceForbidden { tenant: text() },
         R::AdviceContradicts { allocation, problem: "one of them" },
         R::KindUnsupported { kind: "managed" },
         R::TierUnsupported { tier },

@@ -14,11 +14,11 @@ use crate::output::{
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Verb {
-    /// Set the class of a tenant, its weight, or both.
+    /// Set the class of a tenant, its weight, or whether its advice is allowed.
     Set(Set),
-    /// Let a tenant have the class and the weight of the configuration again.
+    /// Let a tenant have the class, the weight and the permission for advice of the configuration again.
     Reset(Reset),
-    /// List tenants with their classes, their weights and what is charged to them.
+    /// List tenants with their classes, their weights, whether advice is allowed, and what is charged to them.
     List(List),
 }
 
@@ -27,11 +27,15 @@ pub(crate) struct Set {
     /// Name of the tenant.
     tenant: String,
     /// Class: memory leaves from the lowest class up, and prefetches begin from the highest down.
-    #[arg(long, value_enum, required_unless_present = "weight")]
+    #[arg(long, value_enum, required_unless_present_any = ["weight", "advice"])]
     class: Option<Class>,
     /// Share among the tenants of its class, from 1 to 10000.
     #[arg(long)]
     weight: Option<u32>,
+    /// Whether its clients may advise which of its parts leave a device first. Forbidden advice is refused, and has no effect
+    /// where it stands.
+    #[arg(long, value_enum)]
+    advice: Option<Permission>,
 }
 
 #[derive(Debug, Args)]
@@ -56,11 +60,19 @@ enum Class {
     Interactive,
 }
 
+/// Whether advice is allowed.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Permission {
+    Allowed,
+    Forbidden,
+}
+
 pub(crate) fn run(verb: Verb, admin: &AdminClient, output: &Output) -> Result<(), Failure> {
     match verb {
-        Verb::Set(Set { tenant, class, weight }) => {
+        Verb::Set(Set { tenant, class, weight, advice }) => {
             let class = class.map_or(v1::TenantClass::Unspecified, Class::wire).into();
-            let request = v1::SetTenantRequest { tenant, class, weight, ..Default::default() };
+            let advice = advice.map_or(v1::AdvicePermission::Unspecified, Permission::wire).into();
+            let request = v1::SetTenantRequest { tenant, class, weight, advice, ..Default::default() };
             show(&admin.set_tenant(request)?, output)
         }
         Verb::Reset(Reset { tenant }) => {
@@ -84,6 +96,7 @@ fn rows(tenants: &[v1::Tenant]) -> String {
         Column::text("TENANT").key(),
         Column::text("CLASS").always(),
         Column::number("WEIGHT").always(),
+        Column::text("ADVICE").always(),
         Column::text("SET BY").always(),
         Column::number("DEVICE").always(),
         Column::number("HOST"),
@@ -97,6 +110,7 @@ fn rows(tenants: &[v1::Tenant]) -> String {
                 it.name.clone(),
                 class_name(it.class()).to_owned(),
                 it.weight.to_string(),
+                permission_name(it.advice()).to_owned(),
                 source_name(it.source()).to_owned(),
                 size_or_dash(it.device_bytes),
                 size_or_dash(it.host_bytes),
@@ -117,6 +131,14 @@ pub(crate) const fn class_name(class: v1::TenantClass) -> &'static str {
     }
 }
 
+pub(crate) const fn permission_name(permission: v1::AdvicePermission) -> &'static str {
+    match permission {
+        v1::AdvicePermission::Unspecified => "unknown",
+        v1::AdvicePermission::Allowed => "allowed",
+        v1::AdvicePermission::Forbidden => "forbidden",
+    }
+}
+
 pub(crate) const fn source_name(source: v1::StandingSource) -> &'static str {
     match source {
         v1::StandingSource::Unspecified => "unknown",
@@ -131,12 +153,22 @@ fn to_json(tenant: &v1::Tenant) -> Value {
         "tenant": tenant.name,
         "class": class_name(tenant.class()),
         "weight": tenant.weight,
+        "advice": permission_name(tenant.advice()),
         "source": source_name(tenant.source()),
         "device_bytes": tenant.device_bytes,
         "host_bytes": tenant.host_bytes,
         "disk_bytes": tenant.disk_bytes,
         "session_count": tenant.session_count,
     })
+}
+
+impl Permission {
+    const fn wire(self) -> v1::AdvicePermission {
+        match self {
+            Self::Allowed => v1::AdvicePermission::Allowed,
+            Self::Forbidden => v1::AdvicePermission::Forbidden,
+        }
+    }
 }
 
 impl Class {

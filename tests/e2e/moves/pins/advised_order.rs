@@ -17,12 +17,12 @@ use crate::moves::{
 };
 
 /// A device of four parts beside the one of the beacon.
-fn node() -> Config {
+pub(super) fn node() -> Config {
     Config::devices(&["8MiB", "2MiB"]).memory("host_size = \"16MiB\"\nharvest_ms = 10")
 }
 
 /// An allocation of four parts fills the device, and the daemon has seen that none is pinned.
-fn full_device(daemon: &Daemon, client: &Client) -> Allocation {
+pub(super) fn full_device(daemon: &Daemon, client: &Client) -> Allocation {
     let mut beacon = client.allocate(on(1, 1)).unwrap();
     beacon.unpin().unwrap();
     let memory = allocate_unpinned(daemon, client, 4);
@@ -31,7 +31,7 @@ fn full_device(daemon: &Daemon, client: &Client) -> Allocation {
 }
 
 /// Another program of this tenant needs that many parts.
-fn press(daemon: &Daemon, count: u64) -> Allocation {
+pub(super) fn press(daemon: &Daemon, count: u64) -> Allocation {
     allocate_unpinned(daemon, &connect(daemon), count)
 }
 
@@ -115,6 +115,8 @@ fn advice_is_shown_withdrawn_and_ends_when_the_part_has_left() {
             "location": null,
             "read_mostly": false,
             "pattern": null,
+            "source": "owner",
+            "without_effect": false,
         })
     };
     assert_eq!(

@@ -5,4 +5,5 @@ pub(crate) mod clean_backing;
 pub(crate) mod fetch;
 pub(crate) mod in_place;
 pub(crate) mod interruptions;
+pub(crate) mod operator_advice;
 pub(crate) mod use_order;

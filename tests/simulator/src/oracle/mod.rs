@@ -19,8 +19,8 @@ mod requests;
 mod sessions;
 
 use broker_core::{
-    Broker, Cause, Command, Config, DaemonFrame, Event, Limits, Notice, Refusal, Reply, StoredQuotas, Tier,
-    Time,
+    Advice, Adviser, Broker, Cause, Command, Config, DaemonFrame, Event, Limits, Notice, Refusal, Reply,
+    StoredQuotas, Tier, Time,
     invariants::{PRESSURE_EVICTIONS, Violation},
 };
 use vramd_types::Quantity;
@@ -294,8 +294,13 @@ impl Oracle {
             }
             Command::Notice(Notice::Advised { allocation, advice, .. }) => {
                 self.record_advice(*allocation, *advice);
-                self.record_retention(*allocation, *advice);
+                if let Advice::Retain { parts, change } = *advice {
+                    self.record_retention(*allocation, parts, (Adviser::Owner, Some(change)));
+                }
                 self.record_prefetched_in_place(*allocation, *advice);
+            }
+            Command::Notice(Notice::OperatorAdvised { allocation, parts, change, .. }) => {
+                self.record_retention(*allocation, Some(*parts), (Adviser::Operator, *change));
             }
             Command::Notice(Notice::AllocationFreed { allocation, .. }) => {
                 self.step.freed.push(*allocation);

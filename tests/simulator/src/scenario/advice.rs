@@ -1,7 +1,8 @@
-//! Draws whether owners advise how their memory is used, and how often.
+//! Draws whether owners advise how their memory is used, how often, and whether operators overrule them.
 
-use broker_core::Config;
+use broker_core::{AdvicePermission, Config, StoredQuotas};
 
+use super::TENANTS;
 use crate::dice::Dice;
 
 /// A stream of its own: worlds without advice are the same as before it existed.
@@ -52,5 +53,39 @@ impl Retaining {
     pub(super) fn draw(seed: u64) -> Option<Self> {
         let mut dice = Dice::new(seed, RETAINING_STREAM);
         (dice.roll(ONE_IN) == 0).then(|| Self { rate: dice.one(&[50, 150, 400]) })
+    }
+}
+
+/// A stream of its own, for the same reason.
+const OVERRULING_STREAM: u64 = 22;
+
+/// One in this many worlds with such advice has operators who overrule it.
+const OVERRULED_ONE_IN: u64 = 2;
+
+/// Operators that forbid the advice of tenants, and advise in the owners' stead.
+#[derive(Clone, Copy, Debug)]
+pub struct Overruling {
+    /// Of a thousand acts of operators, how many forbid or allow the advice of a tenant.
+    pub permissions: u64,
+    /// Of a thousand acts of operators, how many advise, or clear that.
+    pub advice: u64,
+}
+
+impl Overruling {
+    pub(super) fn draw(config: &mut Config, stored: &mut StoredQuotas, seed: u64) -> Option<Self> {
+        Retaining::draw(seed)?;
+        let mut dice = Dice::new(seed, OVERRULING_STREAM);
+        if dice.roll(OVERRULED_ONE_IN) != 0 {
+            return None;
+        }
+        for tenant in TENANTS {
+            if dice.chance(150) {
+                config.tenants.entry(tenant.to_owned()).or_default().advice = AdvicePermission::Forbidden;
+            }
+        }
+        for row in &mut stored.tenants {
+            row.standing.advice = dice.one(&AdvicePermission::ALL);
+        }
+        Some(Self { permissions: dice.one(&[20, 60, 150]), advice: dice.one(&[0, 20, 150]) })
     }
 }

@@ -80,7 +80,7 @@ impl Classes {
 
     fn some(self, dice: &mut Dice) -> Standing {
         let class = if self.only_weights { TenantClass::Initiated } else { dice.one(&TenantClass::ALL) };
-        Standing { class, weight: some_weight(dice) }
+        Standing { class, weight: some_weight(dice), ..Standing::default() }
     }
 }
 

@@ -20,7 +20,7 @@ mod sequences;
 mod turns;
 mod write_backs;
 
-pub use advice::{Advising, Retaining};
+pub use advice::{Advising, Overruling, Retaining};
 pub use classes::Classes;
 pub(crate) use classes::some_weight;
 pub use crowds::Crowds;
@@ -107,6 +107,7 @@ pub struct Scenario {
     /// Advice that owners give, if any.
     pub advising: Option<Advising>,
     pub retaining: Option<Retaining>,
+    pub overruling: Option<Overruling>,
     /// Bad disks, if any.
     pub disks: Option<Disks>,
     /// Write-backs of parts whose backing is clean already, if any.
@@ -201,6 +202,7 @@ impl Scenario {
         if let Some(classes) = &classes {
             classes.apply_to(&mut config, &mut seats, &tenants);
         }
+        let overruling = Overruling::draw(&mut config, &mut stored, plan.seed);
         let is_contended = classes.is_some_and(|classes| classes.is_contended);
         let prefetching = Prefetching::draw(&mut config, plan.seed, is_contended);
         Self {
@@ -215,6 +217,7 @@ impl Scenario {
             files,
             advising,
             retaining: Retaining::draw(plan.seed),
+            overruling,
             disks,
             write_backs: WriteBacks::draw(plan.seed),
             lull: Lull::draw(plan.seed),

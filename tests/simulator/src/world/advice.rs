@@ -1,8 +1,11 @@
-//! Owners that advise how their memory is used.
+//! Owners that advise how their memory is used, and operators who overrule them.
 
 use std::time::Duration;
 
-use broker_core::{Advice, ClientRequest, MemoryClass, PartSpan, Pattern, Preset, Retention, Tier};
+use broker_core::{
+    Advice, AdvicePermission, ClientRequest, MemoryClass, OperatorRequest, PartSpan, Pattern, Preset,
+    Retention, Target, Tier,
+};
 use vramd_types::{AllocationId, ExtentId, PartIndex};
 
 use super::World;
@@ -26,6 +29,49 @@ impl World {
     }
 
     pub(super) fn some_retention(id: AllocationId, dice: &mut Dice) -> ClientRequest {
+        let (parts, change) = Self::some_change(dice);
+        ClientRequest::Advise(id, Advice::Retain { parts, change })
+    }
+
+    /// Forbids or allows the advice of a tenant, and advises about memory of others or clears that.
+    pub(super) fn overrule_some(&mut self) {
+        let Some(overruling) = self.scenario.overruling else { return };
+        let mut dice = Dice::new(self.plan.seed, u64::MAX / 32 + self.operator_acts);
+        if dice.chance(overruling.permissions) {
+            let tenant = dice.one(&self.scenario.tenants).to_owned();
+            let advice = dice.one(&AdvicePermission::ALL);
+            if advice.is_forbidden() {
+                self.advise_beside(&tenant, &mut dice);
+            }
+            let request =
+                OperatorRequest::SetTenant { tenant, class: None, weight: None, advice: Some(advice) };
+            let key = dice.chance(300).then(|| self.new_key());
+            self.remember_request(key, &request);
+            self.operator_call(key, request);
+        }
+        if dice.chance(overruling.advice) {
+            let (target, _) = self.some_parts(&mut dice);
+            let (parts, change) = Self::some_change(&mut dice);
+            let change = dice.chance(800).then_some(change);
+            let request = OperatorRequest::AdviseParts { target, parts, change };
+            let key = dice.chance(300).then(|| self.new_key());
+            self.remember_request(key, &request);
+            self.operator_call(key, request);
+        }
+    }
+
+    /// Advises about one part of a tenant whose advice is being forbidden. The other parts rank equally from then on,
+    /// before or behind this one.
+    fn advise_beside(&mut self, tenant: &str, dice: &mut Dice) {
+        let of_tenant = self.processes.values().filter(|it| self.scenario.seats[it.seat].tenant == tenant);
+        let own: Vec<_> = of_tenant.flat_map(|it| &it.known).filter(|known| known.own).collect();
+        let Some(target) = dice.pick(&own).map(|known| Target::Id(known.id)) else { return };
+        let parts = dice.chance(500).then_some(PartSpan { first: PartIndex(0), count: 1 });
+        let change = Some(Retention::Importance(Some(dice.one(&[40, 60]))));
+        self.operator_call(None, OperatorRequest::AdviseParts { target, parts, change });
+    }
+
+    fn some_change(dice: &mut Dice) -> (Option<PartSpan>, Retention) {
         // Small allocations have no such parts.
         let parts = dice.chance(700).then(|| PartSpan {
             first: PartIndex(u32::try_from(dice.roll(4)).unwrap_or(0)),
@@ -61,7 +107,7 @@ impl World {
             }
             _ => Retention::Preset(dice.one(&presets)),
         };
-        ClientRequest::Advise(id, Advice::Retain { parts, change })
+        (parts, change)
     }
 
     /// Counts that a client has just mapped the extent in host memory, or written to it there.

@@ -45,6 +45,7 @@ impl World {
         self.check_lists(&mut dice);
         self.cancel_some_prefetch();
         self.change_some_tenant();
+        self.overrule_some();
         if let Some(lanes) = self.scenario.lanes {
             let dice = Dice::new(self.plan.seed, u64::MAX / 4 + self.operator_acts);
             match lanes.is_crowded {
@@ -175,7 +176,7 @@ impl World {
         };
         let request = match dice.chance(200) {
             true => OperatorRequest::ResetTenant { tenant },
-            false => OperatorRequest::SetTenant { tenant, class, weight },
+            false => OperatorRequest::SetTenant { tenant, class, weight, advice: None },
         };
         let key = dice.chance(300).then(|| self.new_key());
         self.remember_request(key, &request);

@@ -408,7 +408,8 @@ impl Broker {
             discardable: allocation.discardable,
             accessed_by_device: allocation.in_place,
             advice: if parts.is_some() {
-                self.usage.advice.spans(id, self.shell.now).collect()
+                let is_forbidden = self.is_advice_forbidden(allocation.tenant);
+                self.usage.advice.spans(id, is_forbidden, self.shell.now).collect()
             } else {
                 Vec::new()
             },

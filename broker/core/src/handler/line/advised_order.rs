@@ -1,4 +1,4 @@
-//! The order in which parts leave a device, with what owners say about it.
+//! The order in which parts leave a device, with what owners and operators say about it.
 //!
 //! The policy says which tenant is next: each place of a tenant in the policy's order is taken by that tenant's next
 //! part, by its rank, and among parts of one rank in the policy's order. There in turn, each place of a part with a
@@ -65,15 +65,16 @@ impl Broker {
         })
     }
 
-    /// The tenant's parts by rank, if it gave advice.
+    /// The tenant's parts by rank, if there is advice for them.
     fn by_rank(&self, device: DeviceIndex, tenant: TenantId) -> Option<Parts<'_>> {
         let now = self.shell.now;
-        let ranks = self.usage.advice.ranks(tenant, now)?.into_iter();
+        let is_ignored = self.ignores_advice_of(tenant);
+        let ranks = self.usage.advice.ranks(tenant, is_ignored, now)?.into_iter();
         Some(Box::new(ranks.flat_map(move |rank| {
             let own =
                 self.usage.residents.order(device).filter(move |part| self.tenant_of(*part) == Some(tenant));
-            let own = own.filter(move |part| self.usage.advice.of(*part).at(now).rank() == rank);
-            self.by_pattern(own, rank)
+            let own = own.filter(move |part| self.advice_for(*part).at(now).rank() == rank);
+            self.by_pattern(own, rank, is_ignored)
         })))
     }
 
@@ -82,16 +83,17 @@ impl Broker {
         &'a self,
         parts: impl Iterator<Item = PartRef> + 'a,
         rank: Rank,
+        is_ignored: bool,
     ) -> impl Iterator<Item = PartRef> + 'a {
         let (advice, residents, now) = (&self.usage.advice, &self.usage.residents, self.shell.now);
         let mut on_course: BTreeMap<(AllocationId, Course), Parts<'a>> = BTreeMap::new();
         parts.filter_map(move |part| {
-            let course = advice.of(part).course();
+            let course = self.advice_for(part).course();
             planted!(self, LoopAsLru => course = course.filter(|it| *it == Course::Onward));
             let Some(course) = course else { return Some(part) };
             let id = part.allocation;
             let turns = on_course.entry((id, course)).or_insert_with(|| {
-                let all = advice.on_course(id, (rank, course), now);
+                let all = advice.on_course(id, (rank, course), is_ignored, now);
                 Box::new(all.filter(|part| residents.is_listed(*part) && residents.is_candidate(*part)))
             });
             turns.next()

@@ -449,7 +449,7 @@ impl Broker {
         }
         let own: BTreeSet<TenantId> = needs.iter().map(|need| need.footprint.tenant).collect();
         let now = self.shell.now;
-        let rank_of = |part: PartRef| self.usage.advice.of(part).at(now).rank();
+        let rank_of = |part: PartRef| self.advice_for(part).at(now).rank();
         let rank = asked.iter().map(|part| rank_of(*part)).max();
         let asked: BTreeSet<PartRef> = asked.iter().copied().collect();
         let cold_after = self.node.settings.pressure.cold_after;

@@ -198,7 +198,7 @@ impl Broker {
         leaving
     }
 
-    /// Parts without known pins that their owners mostly read, whether or not they are cold: their backing stays clean
+    /// Parts without known pins that are advised to be mostly read, whether or not they are cold: their backing stays clean
     /// once they are written back. Only among as many as a scan for cold parts visits.
     fn read_mostly_in(&self, place: Place) -> Vec<PartRef> {
         if self.usage.advice.is_empty() {
@@ -207,7 +207,7 @@ impl Broker {
         let of_class = |class| self.usage.residents.order_by_use(place.device, class, None);
         let parts = TenantClass::ALL.into_iter().flat_map(of_class).take(COLD_PARTS_SCANNED);
         let parts = parts.map(|(part, _)| part).filter(|part| self.usage.residents.is_candidate(*part));
-        parts.filter(|part| self.usage.advice.of(*part).is_read_mostly).collect()
+        parts.filter(|part| self.advice_for(*part).is_read_mostly).collect()
     }
 
     /// Cold parts with each place of a tenant taken by its next part: first those that should lie on disk, last those
@@ -219,7 +219,7 @@ impl Broker {
         let tenant = |part: &PartRef| self.footprint_of(*part).map(|footprint| footprint.tenant);
         let mut by_tenant: BTreeMap<_, VecDeque<PartRef>> = BTreeMap::new();
         let mut ranked = cold.clone();
-        ranked.sort_by_key(|part| self.usage.advice.of(*part).rank_on_host());
+        ranked.sort_by_key(|part| self.advice_for(*part).rank_on_host());
         for part in ranked {
             by_tenant.entry(tenant(&part)).or_default().push_back(part);
         }

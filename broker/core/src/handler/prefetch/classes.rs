@@ -14,9 +14,9 @@ impl Broker {
     /// The next request of each tenant on a device, in their order.
     pub(crate) fn prefetch_heads(&self, device: DeviceIndex) -> Vec<PrefetchId> {
         let standing = |tenant| {
-            let Standing { class, weight } = self.tenants.standing(tenant);
+            let Standing { class, weight, advice } = self.tenants.standing(tenant);
             planted!(self, PrefetchClassIgnored => class = TenantClass::default());
-            Standing { class, weight }
+            Standing { class, weight, advice }
         };
         self.moves.prefetches.queues.heads(device, standing)
     }

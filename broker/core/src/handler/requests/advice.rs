@@ -1,4 +1,4 @@
-//! `Advise`: what an owner says about the use of an allocation.
+//! `Advise` and `AdviseParts`: what an owner or an operator says about the use of an allocation.
 //!
 //! A device accesses an advised part in place: it is mapped where it lies in host memory, at the same
 //! addresses. Memory that is read once, or here and there, then costs no room on the device and no copy. A part
@@ -10,8 +10,8 @@ use crate::{
     broker::Broker,
     command::Notice,
     error::Refusal,
-    event::{Advice, Kind, PartRef, PartSpan, Retention, Tier},
-    eviction::PartAdvice,
+    event::{Advice, Adviser, Kind, PartRef, PartSpan, Retention, Target, Tier},
+    eviction::{AdviceChange, GivenAdvice, PartAdvice},
     follow_up::Fact,
     handler::{Start, Started},
     limits::NEEDED_WITHIN_MAX,
@@ -36,6 +36,14 @@ impl Broker {
         if allocation.kind != Kind::Movable {
             return Err(Refusal::KindUnsupported { kind: "advised fixed" });
         }
+        let is_withdrawal = match advice {
+            Advice::SetAccessedBy => false,
+            Advice::UnsetAccessedBy => true,
+            Advice::Retain { change, .. } => change.is_withdrawal(),
+        };
+        if !is_withdrawal && self.is_advice_forbidden(allocation.tenant) {
+            return Err(Refusal::AdviceForbidden { tenant: self.tenants.name(allocation.tenant).to_owned() });
+        }
         match advice {
             Advice::SetAccessedBy => self.advise_access(id, advice, true),
             Advice::UnsetAccessedBy => self.advise_access(id, advice, false),
@@ -52,7 +60,7 @@ impl Broker {
             return Err(Refusal::KindUnsupported { kind: "advised discardable" });
         }
         let parts = PartSpan::new(0, allocation.part_count());
-        self.check_agrees(id, parts, in_place, |standing| standing)?;
+        self.check_agrees(id, parts, in_place, |given| given.each().collect())?;
         let device = self.config.devices.get(usize::from(allocation.device.0));
         if in_place && !device.is_some_and(|device| device.maps_host) {
             return Err(Refusal::TierUnsupported { tier: Tier::Host });
@@ -83,21 +91,69 @@ impl Broker {
         let not_found = || Refusal::AllocationNotFound { allocation: id.to_string() };
         let allocation = self.allocations.get(id).ok_or_else(not_found)?;
         let part_count = allocation.part_count();
-        let span = parts.unwrap_or_else(|| PartSpan::new(0, part_count));
-        let is_there = |end| end <= part_count && span.count > 0;
-        if !span.first.0.checked_add(span.count).is_some_and(is_there) {
-            let problem = "the allocation has no such parts, or there are none";
-            return Err(Refusal::RequestInvalid { field: "parts", problem });
-        }
+        let span = Self::span_of(allocation, parts)?;
         self.check_retention(allocation, change)?;
         let (tenant, in_place, now) = (allocation.tenant, allocation.in_place, self.shell.now);
-        self.check_agrees(id, span, in_place, |standing| standing.with(change, now))?;
+        self.check_agrees(id, span, in_place, |given| vec![given.owner.with(change, now)])?;
         planted!(self, AdviceLeaks => span = PartSpan { count: span.count.saturating_add(1), ..span });
-        if self.usage.advice.change((id, tenant), part_count, span, (change, now)) {
+        let by_owner = AdviceChange::ByOwner(change);
+        let is_changed = self.usage.advice.change((id, tenant), part_count, span, (by_owner, now));
+        planted!(self, OverrideLost => {
+            self.usage.advice.change((id, tenant), part_count, span, (AdviceChange::Cleared, now));
+        });
+        if is_changed {
             let advice = Advice::Retain { parts, change };
             self.note_allocation(id, |allocation, tenant| Notice::Advised { allocation, tenant, advice });
         }
         Ok(Started::Done(Outcome::Advised(id)))
+    }
+
+    /// Changes which parts of the owner's tenant leave a device first, whatever the owner says about these parts; or
+    /// lets the owner's advice count again.
+    pub(crate) fn advise_for_operator(
+        &mut self,
+        target: &Target,
+        parts: Option<PartSpan>,
+        change: Option<Retention>,
+    ) -> Start {
+        let (id, allocation) = self.find_settled(target)?;
+        if allocation.kind != Kind::Movable {
+            return Err(Refusal::KindUnsupported { kind: "advised fixed" });
+        }
+        let part_count = allocation.part_count();
+        let parts = Self::span_of(allocation, parts)?;
+        let (tenant, in_place, now) = (allocation.tenant, allocation.in_place, self.shell.now);
+        if let Some(change) = change {
+            self.check_retention(allocation, change)?;
+            let changed = |given: GivenAdvice| vec![given.by(Adviser::Operator).with(change, now)];
+            self.check_agrees(id, parts, in_place, changed)?;
+        }
+        let by_operator = change.map_or(AdviceChange::Cleared, AdviceChange::ByOperator);
+        let span = parts;
+        planted!(self, OverrideLeaks => span = PartSpan { count: span.count.saturating_add(1), ..span });
+        if self.usage.advice.change((id, tenant), part_count, span, (by_operator, now)) {
+            self.note_allocation(id, |allocation, tenant| Notice::OperatorAdvised {
+                allocation,
+                tenant,
+                parts,
+                change,
+            });
+        }
+        Ok(Started::Done(Outcome::Advised(id)))
+    }
+
+    /// The parts that advice is for: those that are named, or all.
+    fn span_of(allocation: &Allocation, parts: Option<PartSpan>) -> Result<PartSpan, Refusal> {
+        let part_count = allocation.part_count();
+        let span = parts.unwrap_or_else(|| PartSpan::new(0, part_count));
+        let is_there = |end| end <= part_count && span.count > 0;
+        match span.first.0.checked_add(span.count).is_some_and(is_there) {
+            true => Ok(span),
+            false => {
+                let problem = "the allocation has no such parts, or there are none";
+                Err(Refusal::RequestInvalid { field: "parts", problem })
+            }
+        }
     }
 
     /// Checks that such advice has a meaning for the allocation.
@@ -128,16 +184,16 @@ impl Broker {
         }
     }
 
-    /// Checks that the advice for parts, after a change, does not contradict itself.
+    /// Checks that the advice for parts does not contradict itself. `checked` says which advice, after a change.
     fn check_agrees(
         &self,
         id: AllocationId,
         parts: PartSpan,
         in_place: bool,
-        changed: impl Fn(PartAdvice) -> PartAdvice,
+        checked: impl Fn(GivenAdvice) -> Vec<PartAdvice>,
     ) -> Result<(), Refusal> {
         let standing = self.usage.advice.within(id, parts).into_iter();
-        match standing.map(changed).find_map(|advice| advice.contradiction(in_place)) {
+        match standing.flat_map(checked).find_map(|advice| advice.contradiction(in_place)) {
             Some(problem) => Err(Refusal::AdviceContradicts { allocation: id, problem }),
             None => Ok(()),
         }

@@ -32,6 +32,7 @@ impl Broker {
             OperatorRequest::MoveParts { .. } => Method::MoveParts,
             OperatorRequest::WriteBackParts { .. } => Method::WriteBackParts,
             OperatorRequest::HoldParts { .. } => Method::HoldParts,
+            OperatorRequest::AdviseParts { .. } => Method::AdviseParts,
             OperatorRequest::CancelWait { .. } => Method::CancelWait,
             OperatorRequest::CancelPrefetch { .. } => Method::CancelPrefetch,
             OperatorRequest::ChangeSettings(_) => Method::ChangeSettings,
@@ -52,8 +53,8 @@ impl Broker {
             OperatorRequest::DeleteQuota { tenant, device, tier } => {
                 self.plan_delete_quota(&tenant, &device, tier)
             }
-            OperatorRequest::SetTenant { tenant, class, weight } => {
-                self.plan_set_tenant(&tenant, class, weight)
+            OperatorRequest::SetTenant { tenant, class, weight, advice } => {
+                self.plan_set_tenant(&tenant, class, weight, advice)
             }
             OperatorRequest::ResetTenant { tenant } => self.plan_reset_tenant(&tenant),
             OperatorRequest::EndSession { session, kill } => self.end_session(session, kill),
@@ -68,6 +69,9 @@ impl Broker {
                 self.move_parts(&target, parts, MoveGoal::WrittenBack)
             }
             OperatorRequest::HoldParts { target, parts, hold } => self.hold_parts(&target, parts, hold),
+            OperatorRequest::AdviseParts { target, parts, change } => {
+                self.advise_for_operator(&target, parts, change)
+            }
             OperatorRequest::CancelWait { wait } => self.cancel_wait(wait),
             OperatorRequest::CancelPrefetch { session, number } => self.cancel_request(session, number),
             OperatorRequest::ChangeSettings(change) => self.change_settings(uid, &change),

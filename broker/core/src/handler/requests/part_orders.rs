@@ -16,7 +16,7 @@ use crate::{
     ledger::Place,
     limits::{MOMENT, PARTS_STARTED_PER_EVENT},
     ops::{MoveGoal, OpKind, PerPart},
-    residency::AllocationState,
+    residency::{Allocation, AllocationState},
     shell::Timer,
     tenancy::OpId,
 };
@@ -58,20 +58,23 @@ impl Broker {
         }
     }
 
+    /// Finds an allocation that is neither being made, sealed nor freed.
+    pub(crate) fn find_settled(&self, target: &Target) -> Result<(AllocationId, &Allocation), Refusal> {
+        let (id, allocation) = self.find_any(target)?;
+        match allocation.state {
+            AllocationState::Open | AllocationState::Sealed => Ok((id, allocation)),
+            AllocationState::Freeing => Err(Refusal::AllocationNotFound { allocation: target.to_string() }),
+            _ => Err(Refusal::Raced { allocation: id }),
+        }
+    }
+
     /// The parts that an operator names, or all, if the allocation can be revoked or moved.
     pub(crate) fn parts_of(
         &self,
         target: &Target,
         parts: Vec<PartIndex>,
     ) -> Result<BTreeSet<PartIndex>, Refusal> {
-        let (id, allocation) = self.find_any(target)?;
-        match allocation.state {
-            AllocationState::Open | AllocationState::Sealed => {}
-            AllocationState::Freeing => {
-                return Err(Refusal::AllocationNotFound { allocation: target.to_string() });
-            }
-            _ => return Err(Refusal::Raced { allocation: id }),
-        }
+        let (_, allocation) = self.find_settled(target)?;
         let problem = |problem| Refusal::RequestInvalid { field: "part_indexes", problem };
         let all: Vec<_> = if parts.is_empty() { allocation.indices().collect() } else { parts };
         if all.iter().any(|part| allocation.part(*part).is_none()) {

@@ -1,4 +1,5 @@
-//! Changes of the class and the weight of tenants: stored on disk with the quotas, then put into force.
+//! Changes of the class and the weight of tenants, and of whether their advice counts: stored on disk with the quotas,
+//! then put into force.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +14,7 @@ use crate::{
     follow_up::Fact,
     handler::{Start, Started},
     ops::{OpKind, StandingChange, StandingEdit},
-    tenancy::{OpId, Outcome, Standing, TenantClass, TenantId, TenantWeight},
+    tenancy::{AdvicePermission, OpId, Outcome, Standing, TenantClass, TenantId, TenantWeight},
     view::{StoredChange, StoredTenant},
 };
 
@@ -23,16 +24,17 @@ impl Broker {
         tenant: &str,
         class: Option<TenantClass>,
         weight: Option<u32>,
+        advice: Option<AdvicePermission>,
     ) -> Start {
         let invalid = |field, problem| Err(Refusal::RequestInvalid { field, problem });
-        if class.is_none() && weight.is_none() {
-            return invalid("class", "give a class, a weight or both");
+        if class.is_none() && weight.is_none() && advice.is_none() {
+            return invalid("class", "give a class, a weight, or whether advice is allowed");
         }
         let weight = match weight.map(TenantWeight::new) {
             Some(None) => return invalid("weight", "a weight is between 1 and 10000"),
             given => given.flatten(),
         };
-        self.plan_standing(tenant, StandingEdit::Set { class, weight })
+        self.plan_standing(tenant, StandingEdit::Set { class, weight, advice })
     }
 
     pub(crate) fn plan_reset_tenant(&mut self, tenant: &str) -> Start {
@@ -50,10 +52,14 @@ impl Broker {
     /// Has a change stored: its turn has come.
     pub(super) fn store_standing(&mut self, op: OpId, StandingChange { tenant, edit }: StandingChange) {
         let (standing, change) = match edit {
-            StandingEdit::Set { class, weight } => {
+            StandingEdit::Set { class, weight, advice } => {
                 let now = self.tenants.standing(tenant);
-                let (class, weight) = (class.unwrap_or(now.class), weight.unwrap_or(now.weight));
-                (Some(Standing { class, weight }), StoredChange::TenantSet)
+                let standing = Standing {
+                    class: class.unwrap_or(now.class),
+                    weight: weight.unwrap_or(now.weight),
+                    advice: advice.unwrap_or(now.advice),
+                };
+                (Some(standing), StoredChange::TenantSet)
             }
             StandingEdit::Reset => (None, StoredChange::TenantReset),
         };

@@ -4,10 +4,11 @@ use vramd_types::{AllocationId, SessionId};
 
 use crate::{
     broker::Broker,
-    event::{PartRef, PartSpan, Retention, Tier},
-    eviction::{PartNeed, Source, Weight},
+    event::{PartRef, Tier},
+    eviction::{PartAdvice, PartNeed, Source, Weight},
     line::Footprint,
     residency::{AllocationState, MapState},
+    tenancy::TenantId,
 };
 
 impl Broker {
@@ -69,26 +70,29 @@ impl Broker {
     /// Ends the advice that the part is not needed on its device, once it has left.
     pub(crate) fn end_unneeded(&mut self, part: PartRef) {
         planted!(self, UnneededKept => return);
-        if self.usage.advice.of(part).need == PartNeed::Unneeded {
-            self.forget_need(part);
-        }
+        self.usage.advice.end_need(part, |need| need == PartNeed::Unneeded, self.shell.now);
     }
 
-    /// Records a use of the part that its owner's advice depends on.
+    /// Records a use of the part that its advice depends on.
     pub(crate) fn record_advised_use(&mut self, part: PartRef) {
         self.usage.advice.record_use(part, self.shell.now);
         planted!(self, SoonKept => return);
-        if matches!(self.usage.advice.of(part).need, PartNeed::Soon { .. }) {
-            self.forget_need(part);
-        }
+        self.usage.advice.end_need(part, |need| matches!(need, PartNeed::Soon { .. }), self.shell.now);
     }
 
-    fn forget_need(&mut self, part: PartRef) {
-        if let Some(allocation) = self.allocations.get(part.allocation) {
-            let (of, span) = ((part.allocation, allocation.tenant), PartSpan { first: part.part, count: 1 });
-            let part_count = allocation.part_count();
-            self.usage.advice.change(of, part_count, span, (Retention::Needed(true), self.shell.now));
-        }
+    /// The advice that counts for a part.
+    pub(crate) fn advice_for(&self, part: PartRef) -> PartAdvice {
+        self.usage.advice.of(part, |tenant| self.ignores_advice_of(tenant))
+    }
+
+    /// Whether only operators' advice orders the parts of the tenant.
+    pub(crate) fn ignores_advice_of(&self, tenant: TenantId) -> bool {
+        planted!(self, ForbiddenAdviceOrders => return false);
+        self.is_advice_forbidden(tenant)
+    }
+
+    pub(crate) fn is_advice_forbidden(&self, tenant: TenantId) -> bool {
+        self.tenants.standing(tenant).advice.is_forbidden()
     }
 
     /// Marks the part dirty: a session has written it, or may have.

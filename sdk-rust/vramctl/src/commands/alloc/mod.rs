@@ -1,5 +1,6 @@
 //! `vramctl alloc …`: the verbs. `show` renders allocations, each other module runs one verb on their parts.
 
+mod advise;
 mod free;
 mod operator_hold;
 mod part_ranges;
@@ -15,7 +16,7 @@ use vramd_client::{AllocationId, admin::AdminClient};
 use vramd_proto::v1;
 
 pub(crate) use self::show::{rows, to_json};
-use self::{part_ranges::Parts, revoke::Revoke};
+use self::{advise::Advise, part_ranges::Parts, revoke::Revoke};
 use crate::output::{Output, failure::Failure};
 
 #[derive(Debug, Subcommand)]
@@ -54,6 +55,10 @@ pub(crate) enum Verb {
     Hold(Parts),
     /// Let go of parts that an operator holds.
     Unhold(Parts),
+    /// Advise which parts leave their device first, over what their owner advises.
+    ///
+    /// For the parts that are named, the owner's advice has no effect until `--clear`, whatever the owner advises later.
+    Advise(Advise),
 }
 
 #[derive(Debug, Args)]
@@ -122,6 +127,7 @@ pub(crate) fn run(verb: Verb, admin: &AdminClient, output: &Output) -> Result<()
         Verb::WriteBack(parts) => relocate::write_back(parts, admin, output),
         Verb::Hold(parts) => operator_hold::run(parts, true, admin, output),
         Verb::Unhold(parts) => operator_hold::run(parts, false, admin, output),
+        Verb::Advise(advise) => advise::run(advise, admin, output),
         Verb::BringIn(parts) => relocate::run(parts, v1::Tier::Device, admin, output),
     }
 }

@@ -28,9 +28,9 @@ impl Parts {
 
 /// `7`, or `0-99` with both ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct PartRange {
-    first: u32,
-    last: u32,
+pub(crate) struct PartRange {
+    pub(crate) first: u32,
+    pub(crate) last: u32,
 }
 
 impl FromStr for PartRange {

@@ -16,8 +16,12 @@ use crate::{
 };
 
 pub(crate) fn run(target: Target, admin: &AdminClient, output: &Output) -> Result<(), Failure> {
-    let allocation = fetch(target, admin)?;
-    output.show(|| sheet(&allocation), json!({ "allocation": to_json(&allocation) }))
+    show(&fetch(target, admin)?, output)
+}
+
+/// Shows one allocation with its parts.
+pub(super) fn show(allocation: &v1::Allocation, output: &Output) -> Result<(), Failure> {
+    output.show(|| sheet(allocation), json!({ "allocation": to_json(allocation) }))
 }
 
 /// Fetches one allocation with its parts.
@@ -130,7 +134,7 @@ fn sheet(allocation: &v1::Allocation) -> String {
     format!("{facts}\n\n{parts}")
 }
 
-/// Which parts their owner advised to leave earlier or later than others, with that owner.
+/// Which parts are advised to leave earlier or later than others, and by whom.
 fn advice(allocation: &v1::Allocation, owner: &str) -> String {
     let spans = allocation.advised_parts.iter().map(|advised| {
         let span = advised.parts.unwrap_or_default();
@@ -148,10 +152,16 @@ fn advice(allocation: &v1::Allocation, owner: &str) -> String {
             advised.read_mostly.then(|| "read mostly".to_owned()),
             pattern_name(advised.pattern()).map(str::to_owned),
         ];
-        format!("{parts}: {}", said.into_iter().flatten().collect::<Vec<_>>().join(", "))
+        let said = said.into_iter().flatten().collect::<Vec<_>>();
+        let said = if said.is_empty() { "no advice".to_owned() } else { said.join(", ") };
+        let by = match advised.source() {
+            v1::AdviceSource::Operator => "an operator",
+            v1::AdviceSource::Owner | v1::AdviceSource::Unspecified => owner,
+        };
+        let effect = if advised.without_effect { ", without effect" } else { "" };
+        format!("{parts}: {said} (by {by}{effect})")
     });
-    let spans = spans.collect::<Vec<_>>();
-    if spans.is_empty() { String::new() } else { format!("{} (from {owner})", spans.join("; ")) }
+    spans.collect::<Vec<_>>().join("; ")
 }
 
 fn advised_json(advised: &v1::AdvisedParts) -> Value {
@@ -166,6 +176,11 @@ fn advised_json(advised: &v1::AdvisedParts) -> Value {
         "location": preferred(advised),
         "read_mostly": advised.read_mostly,
         "pattern": pattern_name(advised.pattern()),
+        "source": match advised.source() {
+            v1::AdviceSource::Operator => "operator",
+            v1::AdviceSource::Owner | v1::AdviceSource::Unspecified => "owner",
+        },
+        "without_effect": advised.without_effect,
     })
 }
 

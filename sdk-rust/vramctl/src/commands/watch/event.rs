@@ -15,7 +15,7 @@ use crate::{
     commands::{
         names::{level_name, tier_name},
         settings,
-        tenant::{class_name, source_name},
+        tenant::{class_name, permission_name, source_name},
     },
     output::text::{plain, size, text_or_dash},
 };
@@ -122,8 +122,9 @@ fn describe_session(event: &v1::SessionEvent) -> Description {
 
 fn describe_tenant(event: &v1::TenantEvent) -> Description {
     let (class, source) = (class_name(event.class()), source_name(event.source()));
-    let text = format!("class {class}, weight {}, set by: {source}", event.weight);
-    let fields = json!({ "class": class, "weight": event.weight, "source": source });
+    let advice = permission_name(event.advice());
+    let text = format!("class {class}, weight {}, advice {advice}, set by: {source}", event.weight);
+    let fields = json!({ "class": class, "weight": event.weight, "advice": advice, "source": source });
     Description { kind: "tenant", change: "set", fields, text }
 }
 
@@ -228,6 +229,14 @@ fn describe_allocation(event: &v1::AllocationEvent) -> Description {
             ("let_go", format!("{id}: an operator lets {} parts go", event.part_count))
         }
         AllocationChange::Advised => advised(&id, event.advice()),
+        AllocationChange::OperatorAdvised => {
+            let what = advised(&id, event.advice()).0;
+            ("operator_advised", format!("{id}: an operator advises {} parts: {what}", event.part_count))
+        }
+        AllocationChange::OperatorAdviceCleared => (
+            "operator_advice_cleared",
+            format!("{id}: the owner's advice counts again for {} parts", event.part_count),
+        ),
         AllocationChange::Freed => ("freed", format!("{id} freed")),
         AllocationChange::Gone => ("gone", format!("{id} gone: none of its bytes is charged any longer")),
     };

@@ -113,11 +113,15 @@ impl Oracle {
                 quotas.remove(&key);
                 (tenant, StoredChange::QuotaDeleted { device: key.1, tier: *tier })
             }
-            OperatorRequest::SetTenant { tenant, class, weight } => {
+            OperatorRequest::SetTenant { tenant, class, weight, advice } => {
                 let before = self.standing_of(tenant);
                 let weight = weight.and_then(TenantWeight::new);
-                let (class, weight) = (class.unwrap_or(before.class), weight.unwrap_or(before.weight));
-                standings.insert(tenant.clone(), Standing { class, weight });
+                let standing = Standing {
+                    class: class.unwrap_or(before.class),
+                    weight: weight.unwrap_or(before.weight),
+                    advice: advice.unwrap_or(before.advice),
+                };
+                standings.insert(tenant.clone(), standing);
                 (tenant, StoredChange::TenantSet)
             }
             OperatorRequest::ResetTenant { tenant } => {
@@ -136,7 +140,7 @@ impl Oracle {
         Staged { quotas, standings, request }
     }
 
-    /// The class and the weight of a tenant: as operators have set them, or as configured.
+    /// The class, the weight and the permission for advice of a tenant: as operators have set them, or as configured.
     pub(crate) fn standing_of(&self, tenant: &str) -> Standing {
         let set = self.facts.standings.get(tenant).or_else(|| self.configured_standings.get(tenant));
         set.copied().unwrap_or_default()

@@ -2,10 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use broker_core::{CallId, Kind, Lifetime, PartAdvice, PartRef, Time};
+use broker_core::{CallId, Kind, Lifetime, PartRef, Time};
 use vramd_types::{ExtentId, SessionId};
 
 use super::Tenant;
+use crate::oracle::moves::advised::Given;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ExtentPhase {
@@ -83,8 +84,8 @@ pub(crate) struct AllocationFacts {
     pub(crate) discardable: bool,
     /// Its owner advised that its device accesses it in host memory.
     pub(crate) in_place: bool,
-    /// Its owner's advice on the order in which its parts leave, by index.
-    pub(crate) advice: BTreeMap<u32, PartAdvice>,
+    /// The advice on the order in which its parts leave, by index.
+    pub(crate) advice: BTreeMap<u32, Given>,
     /// For parts that are used onward and in a loop: the last use that was seen, and the furthest part then.
     pub(crate) pattern_uses: [Option<(Time, u32)>; 2],
     /// It was loaded from a file.

@@ -1,11 +1,12 @@
 //! Advice on which parts leave first. A part leaves its device for a waiter only if no other part of its tenant there
-//! ranks lower, by what their owners say, and could certainly have left.
+//! ranks lower and could certainly have left. Parts rank by what an operator says, or else by what their owners say
+//! unless an operator forbids it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use broker_core::{
-    Advice, AllocationView, Broker, MemoryClass, PartAdvice, PartNeed, PartRef, Pattern, Preset, Retention,
-    Tier, Time, invariants::ADVISED_ORDER,
+    Adviser, AllocationView, Broker, MemoryClass, PartAdvice, PartNeed, PartRef, PartSpan, Pattern, Preset,
+    Retention, Tier, Time, invariants::ADVISED_ORDER,
 };
 use vramd_types::AllocationId;
 
@@ -14,6 +15,39 @@ use crate::oracle::{
     facts::{SessionFacts, Tenant},
     sessions::silences::Doubt,
 };
+
+/// All advice for one part.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Given {
+    owner: PartAdvice,
+    /// It counts alone.
+    operator: Option<PartAdvice>,
+}
+
+impl Given {
+    fn each(&self) -> impl Iterator<Item = PartAdvice> {
+        [Some(self.owner), self.operator].into_iter().flatten()
+    }
+
+    fn each_mut(&mut self) -> impl Iterator<Item = &mut PartAdvice> {
+        [Some(&mut self.owner), self.operator.as_mut()].into_iter().flatten()
+    }
+
+    fn apply(&mut self, by: Adviser, told: Option<Retention>, now: Time) {
+        match (by, told) {
+            (Adviser::Owner, Some(told)) => change(&mut self.owner, told, now),
+            (Adviser::Operator, Some(told)) => change(self.operator.get_or_insert_default(), told, now),
+            (Adviser::Owner, None) => {}
+            (Adviser::Operator, None) => self.operator = None,
+        }
+    }
+}
+
+/// Ends what has ended by then, and forgets parts without advice.
+fn settle(advice: &mut BTreeMap<u32, Given>, now: Time) {
+    advice.values_mut().flat_map(Given::each_mut).for_each(|it| *it = standing(*it, now));
+    advice.retain(|_, given| *given != Given::default());
+}
 
 /// A smaller one leaves first: need, location, importance in percent, place in the order of classes, whether it is
 /// written.
@@ -82,25 +116,56 @@ fn course(advice: PartAdvice) -> Option<usize> {
 }
 
 impl Oracle {
-    /// Applies advice that the core reports. It reports only what changes something.
-    pub(crate) fn record_retention(&mut self, id: AllocationId, advice: Advice) {
-        let Advice::Retain { parts, change: told } = advice else { return };
+    /// Applies advice that the core reports; `None` is the end of an operator's. It reports only what changes something.
+    pub(crate) fn record_retention(
+        &mut self,
+        id: AllocationId,
+        parts: Option<PartSpan>,
+        (by, told): (Adviser, Option<Retention>),
+    ) {
         let Some(allocation) = self.facts.allocations.get_mut(&id) else { return };
         let all = u32::try_from(allocation.part_count).unwrap_or(u32::MAX);
         let span = parts.map_or(0..all, |span| span.first.0..span.first.0 + span.count);
         let now = self.facts.now;
-        allocation.advice.values_mut().for_each(|advice| *advice = standing(*advice, now));
-        allocation.advice.retain(|_, advice| *advice != PartAdvice::default());
+        settle(&mut allocation.advice, now);
         let before = allocation.advice.clone();
         for index in span.clone() {
-            change(allocation.advice.entry(index).or_default(), told, now);
+            allocation.advice.entry(index).or_default().apply(by, told, now);
         }
-        allocation.advice.retain(|_, advice| *advice != PartAdvice::default());
-        if allocation.advice.is_empty() || matches!(told, Retention::Pattern(_) | Retention::Preset(_)) {
+        settle(&mut allocation.advice, now);
+        let is_of_pattern = told.is_none_or(|it| matches!(it, Retention::Pattern(_) | Retention::Preset(_)));
+        if allocation.advice.is_empty() || is_of_pattern {
             allocation.pattern_uses = [None; 2];
         }
         let fits = before != allocation.advice && span.end <= all;
-        self.expect(ADVISED_ORDER, fits, || format!("{id}: {advice:?} is reported, and it changes nothing"));
+        self.expect(ADVISED_ORDER, fits, || {
+            format!("{id}: {told:?} by {by:?} for {parts:?} is reported, and it changes nothing")
+        });
+    }
+
+    /// Whether advice that was accepted stands: the same advice would change nothing.
+    pub(crate) fn stands(
+        &self,
+        id: AllocationId,
+        parts: Option<PartSpan>,
+        (by, told): (Adviser, Option<Retention>),
+    ) -> bool {
+        self.facts.allocations.get(&id).is_none_or(|allocation| {
+            let all = u32::try_from(allocation.part_count).unwrap_or(u32::MAX);
+            let span = parts.map_or(0..all, |span| span.first.0..span.first.0 + span.count);
+            span.into_iter().all(|index| {
+                let is = allocation.advice.get(&index).copied().unwrap_or_default();
+                let mut again = is;
+                again.apply(by, told, self.facts.now);
+                is == again
+            })
+        })
+    }
+
+    /// Whether an operator or the configuration forbids the advice of the allocation's tenant.
+    pub(crate) fn is_advice_forbidden(&self, id: AllocationId) -> bool {
+        let tenant = self.facts.allocations.get(&id).map(|allocation| allocation.tenant);
+        tenant.is_some_and(|tenant| self.standing_of(&self.facts.tenants[tenant]).advice.is_forbidden())
     }
 
     /// Ends the advice that a part is not needed on its device, which it left.
@@ -108,15 +173,18 @@ impl Oracle {
         self.end_need(part, |need| need == PartNeed::Unneeded);
     }
 
-    /// A session was seen to use the part: it is no longer needed soon, and its pattern goes on from there.
+    /// A session was seen to use the part: it is no longer needed soon, and its patterns go on from there.
     pub(crate) fn record_advised_use(&mut self, part: PartRef) {
         let now = self.facts.now;
         if let Some(allocation) = self.facts.allocations.get_mut(&part.allocation)
-            && let Some(course) = allocation.advice.get(&part.part.0).copied().and_then(course)
+            && let Some(given) = allocation.advice.get(&part.part.0)
         {
-            let last = &mut allocation.pattern_uses[course];
-            let before = last.filter(|(at, _)| *at == now).map(|(_, furthest)| furthest);
-            *last = Some((now, before.unwrap_or(0).max(part.part.0)));
+            let courses: BTreeSet<usize> = given.each().filter_map(course).collect();
+            for course in courses {
+                let last = &mut allocation.pattern_uses[course];
+                let before = last.filter(|(at, _)| *at == now).map(|(_, furthest)| furthest);
+                *last = Some((now, before.unwrap_or(0).max(part.part.0)));
+            }
         }
         self.end_need(part, |need| matches!(need, PartNeed::Soon { .. }));
     }
@@ -124,24 +192,43 @@ impl Oracle {
     fn end_need(&mut self, part: PartRef, ends: impl Fn(PartNeed) -> bool) {
         let now = self.facts.now;
         let Some(allocation) = self.facts.allocations.get_mut(&part.allocation) else { return };
-        let Some(advice) = allocation.advice.get_mut(&part.part.0).filter(|it| ends(it.need)) else { return };
-        advice.need = PartNeed::Unknown;
-        allocation.advice.values_mut().for_each(|advice| *advice = standing(*advice, now));
-        allocation.advice.retain(|_, advice| *advice != PartAdvice::default());
+        let Some(given) = allocation.advice.get_mut(&part.part.0) else { return };
+        let mut is_ended = false;
+        for advice in given.each_mut().filter(|it| ends(it.need)) {
+            advice.need = PartNeed::Unknown;
+            is_ended = true;
+        }
+        if !is_ended {
+            return;
+        }
+        settle(&mut allocation.advice, now);
         if allocation.advice.is_empty() {
             allocation.pattern_uses = [None; 2];
         }
     }
 
-    /// Whether an answer shows the advice that stands.
+    /// Whether an answer shows the advice that stands, by whom, and whether it counts.
     pub(crate) fn is_advice_shown(&self, view: &AllocationView) -> bool {
-        let each = view.advice.iter().flat_map(|(span, advice)| {
-            (span.first.0..span.first.0 + span.count).map(|index| (index, *advice))
+        let each = view.advice.iter().flat_map(|view| {
+            let span = view.parts.first.0..view.parts.first.0 + view.parts.count;
+            span.map(|index| ((index, view.by), (view.advice, view.counts)))
         });
-        let shown: BTreeMap<u32, PartAdvice> = each.collect();
+        let shown: BTreeMap<(u32, Adviser), (PartAdvice, bool)> = each.collect();
+        let is_forbidden = self.is_advice_forbidden(view.id);
+        let now = self.facts.now;
         self.facts.allocations.get(&view.id).is_none_or(|allocation| {
-            let stands = allocation.advice.iter().map(|(index, it)| (*index, standing(*it, self.facts.now)));
-            stands.filter(|(_, advice)| *advice != PartAdvice::default()).eq(shown)
+            let mut stands = BTreeMap::new();
+            for (index, given) in &allocation.advice {
+                let owner = standing(given.owner, now);
+                if owner != PartAdvice::default() {
+                    let counts = given.operator.is_none() && !is_forbidden;
+                    stands.insert((*index, Adviser::Owner), (owner, counts));
+                }
+                if let Some(operator) = given.operator {
+                    stands.insert((*index, Adviser::Operator), (standing(operator, now), true));
+                }
+            }
+            stands == shown
         })
     }
 
@@ -176,10 +263,15 @@ impl Oracle {
         than.iter().any(|other| self.rank_of(part) <= self.rank_of(*other))
     }
 
+    /// The advice that counts for a part.
     fn advice_of(&self, part: PartRef) -> PartAdvice {
         let allocation = self.facts.allocations.get(&part.allocation);
-        let advice = allocation.and_then(|it| it.advice.get(&part.part.0)).copied();
-        standing(advice.unwrap_or_default(), self.facts.now)
+        let given = allocation.and_then(|it| it.advice.get(&part.part.0)).copied().unwrap_or_default();
+        let owner = match self.is_advice_forbidden(part.allocation) {
+            true => PartAdvice::default(),
+            false => given.owner,
+        };
+        standing(given.operator.unwrap_or(owner), self.facts.now)
     }
 
     fn rank_of(&self, part: PartRef) -> Rank {

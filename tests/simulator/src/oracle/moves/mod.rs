@@ -1,6 +1,6 @@
 //! Where parts lie, how they move, and what they have below their devices.
 
-mod advised;
+pub(super) mod advised;
 mod backings;
 mod classes;
 mod content;

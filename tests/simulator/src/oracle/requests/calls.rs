@@ -1,8 +1,8 @@
 //! Every call is answered once: with what was requested, or refused for a possible reason.
 
 use broker_core::{
-    Advice, AllocationSpec, AllocationState, AllocationView, Broker, CallId, ClientRequest, Lifetime,
-    OperatorRequest, Refusal, Released, Reply, Target, invariants::CALLS,
+    Advice, Adviser, AllocationSpec, AllocationState, AllocationView, Broker, CallId, ClientRequest,
+    Lifetime, OperatorRequest, Refusal, Released, Reply, Retention, Target, invariants::CALLS,
 };
 use vramd_types::{AllocationId, GRANULARITY, SessionId};
 
@@ -120,9 +120,15 @@ impl Oracle {
                     || match advice {
                         Advice::SetAccessedBy => view.accessed_by_device,
                         Advice::UnsetAccessedBy => !view.accessed_by_device,
-                        Advice::Retain { .. } => self.is_advice_shown(view),
+                        Advice::Retain { parts, change } => {
+                            self.is_advice_shown(view)
+                                && self.stands(*id, *parts, (Adviser::Owner, Some(*change)))
+                        }
                     };
-                *id == view.id && holds
+                let is_allowed = !self.step.repeat.is_new()
+                    || !Self::gives_advice(*advice)
+                    || !self.is_advice_forbidden(*id);
+                *id == view.id && holds && is_allowed
             }
             (ClientRequest::CancelBatch(_), Reply::WaitCancelled) => true,
             (ClientRequest::Load { spec, file }, Reply::Sealed(view)) => {
@@ -250,9 +256,10 @@ impl Oracle {
             (OperatorRequest::DeleteQuota { tenant, device, tier }, Reply::QuotaDeleted) => {
                 is_repeated || !self.is_stored(tenant, device, *tier)
             }
-            (OperatorRequest::SetTenant { tenant, class, weight }, Reply::TenantChanged(view)) => {
+            (OperatorRequest::SetTenant { tenant, class, weight, advice }, Reply::TenantChanged(view)) => {
                 let is_set = class.is_none_or(|class| class == view.standing.class)
-                    && weight.is_none_or(|weight| weight == view.standing.weight.get());
+                    && weight.is_none_or(|weight| weight == view.standing.weight.get())
+                    && advice.is_none_or(|advice| advice == view.standing.advice);
                 *tenant == view.tenant && self.shows_standing(view) && (is_set || !first)
             }
             (OperatorRequest::ResetTenant { tenant }, Reply::TenantChanged(view)) => {
@@ -309,6 +316,10 @@ impl Oracle {
                 }
                 let its = asked.is_empty() || parts.iter().all(|part| asked.contains(part));
                 its && is_target(target, *allocation)
+            }
+            (OperatorRequest::AdviseParts { target, parts, change }, Reply::Advised(view)) => {
+                let stands = self.stands(view.id, *parts, (Adviser::Operator, *change));
+                is_target(target, view.id) && (!first || (self.is_advice_shown(view) && stands))
             }
             (OperatorRequest::CancelWait { wait }, Reply::WaitCancelled) => {
                 if first {
@@ -374,6 +385,13 @@ impl Oracle {
             Refusal::NameTaken { .. } => self.is_name_taken(call, tenant, broker),
             Refusal::AllocationNotFound { .. } if at_once => !self.exists_for_caller(call, tenant, broker),
             Refusal::RequestInvalid { .. } => self.is_invalid_unpinned(call, broker),
+            Refusal::AdviceForbidden { tenant } => match Self::request_of(call) {
+                Some(ClientRequest::Advise(id, advice)) => {
+                    let is_forbidden = self.standing_of(tenant).advice.is_forbidden();
+                    Self::gives_advice(*advice) && is_forbidden && self.is_advice_forbidden(*id)
+                }
+                _ => false,
+            },
             Refusal::InvariantBroken { .. } => false,
             Refusal::WaitCancelled { .. } => self.is_cancelling(),
             Refusal::PrefetchNotFound { session, number } => {
@@ -398,6 +416,23 @@ impl Oracle {
             self.check_settings_refusal(change, refusal);
         }
         self.check_refused_guarantee(refusal);
+    }
+
+    /// Whether such advice does more than to withdraw earlier advice.
+    fn gives_advice(advice: Advice) -> bool {
+        match advice {
+            Advice::SetAccessedBy => true,
+            Advice::UnsetAccessedBy => false,
+            Advice::Retain { change, .. } => match change {
+                Retention::Needed(is_needed) => !is_needed,
+                Retention::Importance(importance) => importance.is_some(),
+                Retention::Class(class) => class.is_some(),
+                Retention::Location(location) => location.is_some(),
+                Retention::ReadMostly(is_read_mostly) => is_read_mostly,
+                Retention::Pattern(pattern) => pattern.is_some(),
+                Retention::NeededWithin(_) | Retention::Preset(_) => true,
+            },
+        }
     }
 
     /// Whether the queue is full without the call that was just refused.

@@ -141,6 +141,7 @@ fn request_name(call: &Call) -> Option<(RequestName, [u8; 16])> {
                 OperatorRequest::CancelPrefetch { .. } => SET_QUOTA + 14,
                 OperatorRequest::SetTenant { .. } => SET_QUOTA + 15,
                 OperatorRequest::ResetTenant { .. } => SET_QUOTA + 16,
+                OperatorRequest::AdviseParts { .. } => SET_QUOTA + 17,
             };
             (Requester::Operator(*uid), method)
         }
