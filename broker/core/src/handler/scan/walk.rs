@@ -16,7 +16,7 @@ use super::{
 use crate::{
     broker::Broker,
     line::{LastScan, Need, Position, RoomPlan, Unmet, Waiter},
-    tenancy::TenantId,
+    tenancy::{Arrival, TenantId},
 };
 
 /// The first waiters of a device that go on waiting.
@@ -142,6 +142,8 @@ impl Scan {
 
     /// Plans what has to leave each device, and lists the waiters that no plan helps. Nothing leaves one device for a
     /// batch that stays short on another, so the devices are planned again until no further waiter is short.
+    ///
+    /// Until then the batch takes room on the other devices. So those behind it are judged once it is known to be short.
     fn plan_evictions(view: &Broker, line: &[Waiting]) -> (Vec<RoomPlan>, BTreeMap<Waiter, Unmet>) {
         let mut hopeless = BTreeMap::<Waiter, Unmet>::new();
         loop {
@@ -160,11 +162,26 @@ impl Scan {
                 plans.push(plan);
             }
             let is_last = found.is_empty() || line.len() == 1;
+            if let Some(first) = Self::first_split(line, &found) {
+                let is_ahead = |(waiter, need): &(Waiter, Need)| (need.arrived <= first).then_some(*waiter);
+                let judged: BTreeSet<Waiter> =
+                    line.iter().flat_map(|(_, waiting)| waiting).filter_map(is_ahead).collect();
+                found.retain(|waiter, _| judged.contains(waiter));
+            }
             hopeless.append(&mut found);
             if is_last {
                 return (plans, hopeless);
             }
         }
+    }
+
+    /// The arrival of the first of these waiters that needs room on several devices.
+    fn first_split(line: &[Waiting], of: &BTreeMap<Waiter, Unmet>) -> Option<Arrival> {
+        let mut once = BTreeSet::new();
+        let waiting =
+            line.iter().flat_map(|(_, waiting)| waiting).filter(|(waiter, _)| of.contains_key(waiter));
+        let again = waiting.filter(|(waiter, _)| !once.insert(*waiter));
+        again.map(|(_, need)| need.arrived).min()
     }
 
     pub(super) fn device(&self, device: DeviceIndex) -> Option<&DeviceScan> {
