@@ -113,11 +113,11 @@ mod bugs {
         CachedThoughRead: "an extent is cached although a reader of another tenant had it", [CACHED, CACHE_REUSE];
         CachedThoughCrashed: "an extent is cached although a session that mapped it ended without answering", [CACHED, CACHE_REUSE];
         OldContentAsZeros: "memory that was promised to be zero is taken from the cache", [CACHE_REUSE, LEDGER_ORACLE];
-        UnzeroedCreated: "new memory is not ordered zeroed", [FIRST_CONTENT];
-        UnzeroedBelow: "new memory below a device is not ordered zeroed", [FIRST_CONTENT];
-        RemadeUnzeroed: "new memory for a dropped part is not ordered zeroed", [FIRST_CONTENT];
-        UnwrittenMovedUnzeroed: "new memory for a part that was never written is not ordered zeroed", [FIRST_CONTENT];
-        InPlaceUnzeroed: "memory in which a part may be accessed in place is not ordered zeroed", [FIRST_CONTENT];
+        UnzeroedCreated: "new memory is not ordered zeroed", [FIRST_CONTENT, CONTENT];
+        UnzeroedBelow: "new memory below a device is not ordered zeroed", [FIRST_CONTENT, CONTENT];
+        RemadeUnzeroed: "new memory for a dropped part is not ordered zeroed", [FIRST_CONTENT, CONTENT];
+        UnwrittenMovedUnzeroed: "new memory for a part that was never written is not ordered zeroed", [FIRST_CONTENT, CONTENT];
+        InPlaceUnzeroed: "memory in which a part may be accessed in place is not ordered zeroed", [FIRST_CONTENT, CONTENT];
         BackingHashed: "the backing of a part is hashed instead of the part", [CONTENT, EXTENT_USE];
         IdleCacheKept: "a cached extent of a tenant that has a session is never released", [CACHED];
         CachedBeyondMax: "a freed extent is cached beyond the tenant's maximum, and no older one is released for it", [LIMIT];
@@ -279,7 +279,7 @@ mod bugs {
         PrefetchWeightIgnored: "fetched bytes count the same for every tenant of a class, whatever its weight", [PREFETCH_ORDER];
         PauseIgnored: "prefetches of the lower classes go on whatever the pressure", [PREFETCH_PAUSED];
         PressureClassIgnored: "cold parts leave for pressure by their last use, whatever the class of their tenant", [CLASS_ORDER];
-        VictimClassIgnored: "parts leave for a prefetch by their last use, whatever the class of their tenant", [CLASS_ORDER];
+        VictimClassIgnored: "parts leave for a prefetch by their last use, whatever the class of their tenant", [CLASS_ORDER, ADVISED_ORDER];
         OldClassKept: "parts that are there stay in the default class when their tenant gets another one", [EVICTION_ORDER];
         StandingUnstored: "the classes and weights of tenants are lost with the next change of a quota", [STORED];
         MissedDeadlinesKept: "a prefetch request that is late goes before one of its tenant that can be in time", [PREFETCH_ORDER];

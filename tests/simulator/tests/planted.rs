@@ -76,7 +76,7 @@ fn planted_bugs_of_waiters_are_found() {
 #[test]
 fn planted_bugs_of_pressure_are_found() {
     for bug in [Bug::CachedUnderPressure, Bug::ColdStays] {
-        let hunt = hunt(bug, 0, 200, 10_000);
+        let hunt = hunt(bug, 0, 300, 10_000);
         assert!(hunt.is_good(), "{bug:?}, which breaks {:?}: {hunt:?}", bug.breaks());
     }
 }

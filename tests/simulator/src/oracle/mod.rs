@@ -144,6 +144,8 @@ struct Step {
     written_back: Option<broker_core::PartRef>,
     /// A request was refused because too many allocations or extents exist.
     too_many_refused: bool,
+    /// A batch that arrived in this event and was refused for want of room.
+    refused_batch: Option<line::needs::WaiterNeeds>,
     /// The event stored a change of quotas, or of the class or weight of a tenant.
     quotas_changed: bool,
     /// Quotas are others than before the event.

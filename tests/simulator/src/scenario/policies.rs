@@ -4,10 +4,11 @@ use broker_core::{Config, EvictionPolicy};
 
 use crate::dice::Dice;
 
-/// A stream of its own: worlds with LRU alone are the same as before there were other policies.
+/// A stream of its own: other draws do not depend on it.
 const STREAM: u64 = 16;
 
-/// One in this many worlds has another policy, or several.
+/// One in this many worlds has any of the policies, or several. Of the others each second one has the default, and the
+/// rest LRU, of which oracles know the most.
 const ONE_IN: u64 = 4;
 
 /// Operators change the policy.
@@ -18,6 +19,9 @@ impl Policies {
     pub(super) fn draw(config: &mut Config, seed: u64) -> Option<Self> {
         let mut dice = Dice::new(seed, STREAM);
         if dice.roll(ONE_IN) != 0 {
+            if dice.chance(500) {
+                config.eviction = EvictionPolicy::default();
+            }
             return None;
         }
         config.eviction = dice.one(&EvictionPolicy::ALL);

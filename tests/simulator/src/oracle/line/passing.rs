@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use broker_core::{Broker, Cause, ClientRequest, PartRef, Tier, WaitView, invariants::LINE_ORDER};
+use broker_core::{Broker, CallId, Cause, ClientRequest, PartRef, Tier, WaitView, invariants::LINE_ORDER};
 use vramd_types::WaitId;
 
 use super::needs::{WaiterNeeds, extents_of};
@@ -83,7 +83,11 @@ impl Oracle {
     /// The batch that arrived in this event and is not answered.
     pub(crate) fn new_batch(&self) -> Option<WaiterNeeds> {
         let arrived = |call: &Call| call.arrived == self.facts.clock && !call.joined;
-        let (id, call) = self.facts.calls.iter().next_back().filter(|(_, call)| arrived(call))?;
+        let (id, call) = self.facts.calls.iter().find(|(_, call)| arrived(call))?;
+        self.needs_of_batch(*id, call)
+    }
+
+    pub(crate) fn needs_of_batch(&self, id: CallId, call: &Call) -> Option<WaiterNeeds> {
         let Asked::Client { session, request: ClientRequest::AllocateBatch { items, wait }, .. } =
             &call.asked
         else {
@@ -92,7 +96,7 @@ impl Oracle {
         let tenant = self.facts.sessions.get(session)?.tenant;
         let bytes = self.requested_on_devices(*session, items);
         let key = (Some(*session), Some(call.at.after(*wait)));
-        Some(WaiterNeeds { tenant, bytes, extents: extents_of(items), part: None, call: Some(*id), key })
+        Some(WaiterNeeds { tenant, bytes, extents: extents_of(items), part: None, call: Some(id), key })
     }
 
     /// Whether the waiter at that position of the line certainly keeps another one waiting that arrived later.

@@ -17,9 +17,9 @@ impl Oracle {
         broker: &Broker,
     ) {
         let is_unsure = self.step.quotas_changed || self.step.settings_changed || self.facts.extents_ran_out;
-        // A tenant at its own limit gives up its own memory.
-        let is_own = cause == Cause::Prefetch && self.prefetched_bytes(tenant, device, broker) > 0;
-        if is_unsure || is_own {
+        // A tenant at its own limit gives up its own memory. For its own requests its parts leave by rank, cold or not.
+        let asks = |of: Tenant| cause == Cause::Prefetch && self.prefetched_bytes(of, device, broker) > 0;
+        if is_unsure || asks(tenant) {
             return;
         }
         let class = self.class_of(tenant);
@@ -28,6 +28,7 @@ impl Oracle {
         let mut spared = self.facts.leavable_by_class.iter().filter(|(other, of, on)| {
             *on == device
                 && self.class_of(*of) < class
+                && !asks(*of)
                 && !leaving.contains(other)
                 && !self.facts.prefetches.is_named(*other)
                 && !self.facts.prefetches.sequences.is_named(*other)
@@ -55,7 +56,7 @@ impl Oracle {
     fn is_surely_above_guarantee(&self, part: PartRef, tenant: Tenant, device: usize) -> bool {
         let guarantee = self.quota_now(tenant, device).0;
         let charged = self.facts.charged(tenant, device);
-        let rest = charged.saturating_sub(self.leaving_bytes(tenant, device));
+        let rest = charged.saturating_sub(self.leaving_bytes_max(tenant, device));
         guarantee == 0 || self.size_of(part).is_some_and(|size| rest.saturating_sub(size) > guarantee)
     }
 

@@ -57,6 +57,9 @@ impl Oracle {
         let moves = broker.moves();
         let is_new = |it: &&MoveView| it.since == self.facts.now && it.cause != Cause::WriteBack;
         let moving = moves.iter().filter(is_new).filter_map(|it| self.victim(it.part, it.to, it.cause));
+        // A part may have left for a request after room was planned for waiters.
+        let left_for_prefetches: BTreeSet<usize> =
+            left.iter().filter(|it| it.cause == Cause::Prefetch).map(|it| it.place).collect();
         let mut by_place: BTreeMap<(usize, bool), Vec<Victim>> = BTreeMap::new();
         let mut for_prefetches = Vec::new();
         for victim in moving.chain(left) {
@@ -79,9 +82,11 @@ impl Oracle {
             leaving.into_iter().chain(for_prefetches.iter().map(|victim| victim.part)).collect();
         for victim in &for_prefetches {
             let of = (victim.part, victim.tenant, victim.place);
-            self.check_advised_order(of, &leaving, |oracle, other| oracle.leaves_for_requests(other, of));
+            self.check_advised_order(of, &leaving, |oracle, other| {
+                oracle.leaves_for_requests(other, of, broker)
+            });
             self.check_sequence_order(of, &leaving, |oracle, other| {
-                oracle.leaves_for_requests(other, of)
+                oracle.leaves_for_requests(other, of, broker)
                     && oracle.is_needed_behind_requests((other, victim.tenant, victim.place), broker)
             });
             self.check_prefetch_victim(of, broker);
@@ -103,7 +108,7 @@ impl Oracle {
                 by_place.get(&(*place, true)).is_some_and(|of| of.iter().any(|it| it.is_handed_over));
             match for_pressure {
                 true => self.check_pressure_effort(*place, victims, &moves),
-                false if is_handed_over => {}
+                false if is_handed_over || left_for_prefetches.contains(place) => {}
                 false => self.check_waiters_effort(*place, victims, line, &moves),
             }
         }
@@ -178,13 +183,13 @@ impl Oracle {
     }
 
     /// Checks that parts leave only if that helps: with all that may be leaving, at least one waiter has room, or the
-    /// batch would have that arrived in this event. It may have been refused since, if it does not wait.
+    /// batch would have that arrived in this event.
     fn check_helps(&mut self, device: usize, victims: &[Victim], line: &[WaitView], moves: &[MoveView]) {
         if self.step.taken.keys().any(|(_, on)| *on == device) {
             return;
         }
         let most = self.leaving_at_most(device, moves);
-        let batch = self.new_batch();
+        let batch = self.arrived_batch();
         let mut waiters = line.iter().filter_map(|wait| self.facts.needs.get(&wait.id)).chain(&batch);
         let helped = |needs: &WaiterNeeds| {
             let request = |bytes: &u64| Requested::from([(needs.tenant, *bytes)]);
@@ -195,6 +200,11 @@ impl Oracle {
         self.expect(EFFORT, is_any_helped, || {
             format!("parts leave device {device} although that helps no waiter: {victims:?}")
         });
+    }
+
+    /// The batch that arrived in this event, unless it has its room. Room was made for it, also if it was refused since.
+    fn arrived_batch(&self) -> Option<WaiterNeeds> {
+        self.new_batch().or_else(|| self.step.refused_batch.clone())
     }
 
     /// The requests of all waiters of a device: those that wait, that waited before this event, and a batch that
@@ -211,7 +221,7 @@ impl Oracle {
             let all = requested.entry(needs.tenant).or_default();
             *all = all.saturating_add(*bytes);
         }
-        if let Some(needs) = self.new_batch() {
+        if let Some(needs) = self.arrived_batch() {
             let all = requested.entry(needs.tenant).or_default();
             *all = all.saturating_add(needs.bytes.get(&device).copied().unwrap_or_default());
         }

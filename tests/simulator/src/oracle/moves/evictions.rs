@@ -45,10 +45,9 @@ impl Oracle {
             }
             let (guarantee, limit) = self.quota_now(tenant, device);
             let left = self.facts.charged(tenant, device).saturating_sub(self.leaving_bytes(tenant, device));
-            // For its own waiters a tenant does not count on what a session in doubt has to unmap.
-            let in_doubt = if wants > 0 { self.in_doubt_bytes(tenant, device) } else { 0 };
-            let before = left + last + in_doubt;
-            let with = before.saturating_add(wants);
+            // Neither its own waiters nor its limit count on what a session in doubt has to unmap.
+            let before = left + last + self.in_doubt_bytes(tenant, device);
+            let with = if wants > 0 { before.saturating_add(wants) } else { left + last };
             let above = with > guarantee || before > limit || (wants > 0 && with > limit);
             self.expect(EVICTED, above, || {
                 format!(
@@ -68,24 +67,33 @@ impl Oracle {
 
     /// Bytes of a tenant that will leave a device.
     pub(crate) fn leaving_bytes(&self, tenant: Tenant, device: usize) -> u64 {
-        let leaves = |phase| matches!(phase, ExtentPhase::Releasing | ExtentPhase::GivenUp);
-        let extents = self.facts.extents.values();
-        let released = extents
-            .filter(|it| (it.owner, it.place) == (tenant, device) && leaves(it.phase))
-            .map(|it| it.size);
-        let stays = |part: &&PartRef| {
+        let stays = |part: PartRef| {
             let is_freed = self.facts.allocations.get(&part.allocation).is_none_or(|it| it.leaving);
-            !is_freed && (self.may_move(**part) || self.is_being_evicted(**part))
+            is_freed || !(self.may_move(part) || self.is_being_evicted(part))
         };
-        let departing = self.facts.departing.iter().filter(stays).filter_map(|part| self.resident(*part));
-        let departing = departing.filter(|(of, on, _)| (*of, *on) == (tenant, device)).map(|(.., size)| size);
-        released.chain(departing).sum()
+        self.released_bytes(tenant, device) + self.departing_bytes(tenant, device, |part| !stays(part))
+    }
+
+    /// The same, with parts of which it is not known whether they still leave, such as those that wait for an extent.
+    pub(crate) fn leaving_bytes_max(&self, tenant: Tenant, device: usize) -> u64 {
+        self.released_bytes(tenant, device) + self.departing_bytes(tenant, device, |_| true)
     }
 
     /// Bytes of a tenant that leave a device once a session in doubt has unmapped them.
     fn in_doubt_bytes(&self, tenant: Tenant, device: usize) -> u64 {
-        let departing = self.facts.departing.iter().filter(|part| self.doubt_about(**part) != Doubt::Nothing);
-        let departing = departing.filter_map(|part| self.resident(*part));
+        self.departing_bytes(tenant, device, |part| self.doubt_about(part) != Doubt::Nothing)
+    }
+
+    fn released_bytes(&self, tenant: Tenant, device: usize) -> u64 {
+        let leaves = |phase| matches!(phase, ExtentPhase::Releasing | ExtentPhase::GivenUp);
+        let extents = self.facts.extents.values();
+        let released = extents.filter(|it| (it.owner, it.place) == (tenant, device) && leaves(it.phase));
+        released.map(|it| it.size).sum()
+    }
+
+    fn departing_bytes(&self, tenant: Tenant, device: usize, counts: impl Fn(PartRef) -> bool) -> u64 {
+        let departing = self.facts.departing.iter().copied().filter(|part| counts(*part));
+        let departing = departing.filter_map(|part| self.resident(part));
         departing.filter(|(of, on, _)| (*of, *on) == (tenant, device)).map(|(.., size)| size).sum()
     }
 

@@ -452,6 +452,15 @@ impl Oracle {
         })
     }
 
+    /// Whether the daemon makes requests on the device for sequences of other tenants, or made them before the event.
+    pub(crate) fn has_sequenced_of_others(&self, tenant: Tenant, device: usize, broker: &Broker) -> bool {
+        let facts = &self.facts.prefetches.sequences;
+        broker.prefetches().iter().chain(facts.own.values()).any(|view| {
+            let sequence = view.place.and_then(|place| facts.live.get(&(view.session, place.sequence)));
+            sequence.is_some_and(|it| it.device == Some(device) && it.tenant != tenant)
+        })
+    }
+
     /// Checks that a part leaves before those of its tenant that sequences need sooner.
     pub(crate) fn check_sequence_order(
         &mut self,

@@ -67,6 +67,7 @@ impl Oracle {
         &self,
         other: PartRef,
         (part, tenant, device): (PartRef, Tenant, usize),
+        broker: &Broker,
     ) -> bool {
         let (now, is_cold) = (self.facts.now, self.is_cold(part));
         let used = self.facts.used.get(&other).copied();
@@ -74,7 +75,8 @@ impl Oracle {
         let is_other_cold = cold_after.zip(used).is_some_and(|(cold, used)| used.after(cold) < now);
         let mut beneficiaries =
             self.waiting_on(device).filter(|it| is_cold || self.leaves_for(part, tenant, it));
-        is_other_cold || beneficiaries.all(|it| self.leaves_for(other, tenant, it))
+        let for_others = is_cold && self.has_sequenced_of_others(tenant, device, broker);
+        is_other_cold || (!for_others && beneficiaries.all(|it| self.leaves_for(other, tenant, it)))
     }
 
     /// Whether the part was not used for so long that it may leave for the requests of any tenant.

@@ -39,6 +39,8 @@ impl Oracle {
         };
         if self.step.call.as_ref().is_some_and(|(current, _)| *current == id) {
             self.step.answer = Some(outcome.clone());
+            let lacked_room = matches!(outcome, Err(Refusal::DeviceFull { .. } | Refusal::NoRoom { .. }));
+            self.step.refused_batch = self.needs_of_batch(id, &call).filter(|_| lacked_room && !call.joined);
         }
         self.end_revocation(id);
         self.remember(id, &call, outcome);
