@@ -62,8 +62,8 @@ pub const ASKED_AHEAD_MAX: usize = 256;
 /// The most prefetch requests of one tenant that have not ended.
 pub const PREFETCHES_PER_TENANT_MAX: usize = 16_384;
 
-/// The next prefetch request of a device waits for the link while this many bytes are on their way there for others.
-/// More would only fix the order too early.
+/// The next prefetch request of a device waits for the link while this many bytes go there before it. More would only
+/// reserve room too early. Less would leave the link idle while the memory of a large part is created.
 pub const PREFETCH_BYTES_UNDER_WAY: Bytes = Bytes::mib(512);
 
 /// How long after parts may leave that could not before the daemon tries queued prefetch requests again.
@@ -135,6 +135,10 @@ pub struct Limits {
     pub pin_parts_waiting_max: usize,
     /// Prefetch requests of one session that have not ended.
     pub prefetches_per_session_max: usize,
+    /// If requests have deadlines, the copy of the next prefetched part waits while this many bytes are copied to its
+    /// device for requests. More would make an early deadline wait. Less than drivers have in flight would leave the
+    /// link idle.
+    pub prefetch_bytes_copied_max: Bytes,
     /// How long a pin call may wait only for sessions that wait themselves before it is aborted.
     pub pin_stall: Duration,
     /// How long a waiter that no eviction helps lets others pass before it holds its device for the first time; zero
@@ -173,6 +177,7 @@ impl Default for Limits {
             pins_waiting_max: 256,
             pin_parts_waiting_max: 16_384,
             prefetches_per_session_max: 4096,
+            prefetch_bytes_copied_max: Bytes::mib(64),
             pin_stall: Duration::from_secs(1),
             hold_after: Duration::from_secs(1),
             survey_interval: Duration::from_secs(5),

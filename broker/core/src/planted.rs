@@ -283,6 +283,7 @@ mod bugs {
         OldClassKept: "parts that are there stay in the default class when their tenant gets another one", [EVICTION_ORDER];
         StandingUnstored: "the classes and weights of tenants are lost with the next change of a quota", [STORED];
         MissedDeadlinesKept: "a prefetch request that is late goes before one of its tenant that can be in time", [PREFETCH_ORDER];
+        CopiesByBegin: "parts of prefetch requests are copied in the order in which their requests began", [PREFETCH_ORDER];
         PrefetchOrderReversed: "of the tenants with prefetch requests the one whose turn is last goes first", [PREFETCH_ORDER];
         PrefetchSplit: "a prefetch request for all parts or none begins with some of them", [PREFETCH_TOLD];
         PrefetchEvictsHot: "a prefetch request evicts memory of other tenants that is in use", [PREFETCH_VICTIMS];

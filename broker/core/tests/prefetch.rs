@@ -189,6 +189,7 @@ fn earliest_deadline_goes_first_then_the_tenant_that_had_least() {
             number,
             PrefetchSpec { within, ..all_of(&parts[client][index..=index]) },
         );
+        create_all(&mut world);
         let is_queued = matches!(told(&world, clients[client], number), [PrefetchState::Deferred(_)]);
         assert_eq!(is_queued, (client, number) != (0, 1));
     }
@@ -237,6 +238,7 @@ fn request_whose_deadline_is_over_lets_others_pass() {
         let within = within.map(Duration::from_millis);
         let part = parts[usize::try_from(number).unwrap() - 1];
         ask(&mut world, a, number, PrefetchSpec { within, ..all_of(&[part]) });
+        create_all(&mut world);
     }
     let is_given_up = |world: &World| world.broker.prefetches()[1].misses_deadline;
     assert!(!is_given_up(&world));
@@ -263,6 +265,7 @@ fn request_that_the_link_cannot_carry_in_time_lets_others_pass() {
     world.advance(1_000_000);
     world.run_until_idle();
     ask(&mut world, a, 2, all_of(&parts[1..2]));
+    create_all(&mut world);
     // Each needs two seconds, behind the one under way.
     for (number, from, within) in [(3, 2, 1_500), (4, 3, 2_500), (5, 4, 1_900)] {
         let within = Some(Duration::from_millis(within));
@@ -288,10 +291,160 @@ fn parts_that_are_there_need_no_time_on_the_link() {
     world.advance(1_000_000);
     world.run_until_idle();
     ask(&mut world, a, 2, all_of(&parts[1..2]));
+    create_all(&mut world);
     // Both parts would take three seconds, and one is there.
     let within = Some(Duration::from_millis(2_500));
     ask(&mut world, a, 3, PrefetchSpec { within, ..all_of(&[parts[0], parts[2]]) });
     assert!(world.broker.prefetches().iter().all(|it| !it.misses_deadline));
+}
+
+/// Parts of 64 MiB in host memory: one of them fills the link.
+fn large_parts<const N: usize>(world: &mut World, client: Client) -> [PartRef; N] {
+    std::array::from_fn(|index| below(world, client, 64, u64::try_from(index).expect("few")))
+}
+
+/// A request with a deadline that it meets.
+fn by_deadline(parts: &[PartRef]) -> PrefetchSpec {
+    PrefetchSpec { within: Some(Duration::from_secs(60)), ..all_of(parts) }
+}
+
+/// The driver creates memory, and copies nothing yet.
+fn create_all(world: &mut World) {
+    while let Some(at) = world.work.iter().position(|it| !matches!(it, broker_core::Command::Copy { .. })) {
+        world.work.swap(0, at);
+        world.work_once();
+    }
+}
+
+fn copies(world: &World) -> usize {
+    world.work.iter().filter(|it| matches!(it, broker_core::Command::Copy { .. })).count()
+}
+
+#[test]
+fn earlier_deadline_passes_a_request_that_has_begun() {
+    let mut world = tiers(4096, 4096);
+    let [a, b] = ["a", "b"].map(|tenant| world.open_pinning(tenant));
+    let parts = large_parts::<12>(&mut world, a);
+    let urgent = large_parts::<1>(&mut world, b);
+    let within = |seconds| Some(Duration::from_secs(seconds));
+    ask(&mut world, a, 1, PrefetchSpec { within: within(60), ..all_of(&parts[..9]) });
+    ask(&mut world, a, 2, PrefetchSpec { within: within(90), ..all_of(&parts[9..]) });
+    assert_eq!(told(&world, a, 2), [PrefetchState::Deferred(Deferral::Link)], "it goes behind 576 MiB");
+    ask(&mut world, b, 3, PrefetchSpec { within: within(30), ..all_of(&urgent) });
+    assert!(matches!(told(&world, b, 3), [PrefetchState::Accepted { .. }]), "nothing goes before it");
+    create_all(&mut world);
+    assert_eq!(copies(&world), 1, "all the memory is there, and the link has one copy");
+    world.run_until_idle();
+    assert_eq!(ready(&world), [3, 1, 2]);
+    assert_eq!([last(&world, a, 1), last(&world, a, 2), last(&world, b, 3)], [&in_time(); 3]);
+}
+
+#[test]
+fn begun_request_that_is_late_lets_others_pass() {
+    let mut world = tiers(4096, 4096);
+    let a = world.open_pinning("a");
+    let parts = large_parts::<4>(&mut world, a);
+    let within = |seconds| Some(Duration::from_secs(seconds));
+    ask(&mut world, a, 1, PrefetchSpec { within: within(1), ..all_of(&parts[..3]) });
+    ask(&mut world, a, 2, PrefetchSpec { within: within(60), ..all_of(&parts[3..]) });
+    create_all(&mut world);
+    world.advance(2_000_000);
+    world.run_until_idle();
+    assert_eq!(ready(&world), [2, 1]);
+}
+
+#[test]
+fn copies_begin_at_once_where_no_request_has_a_deadline() {
+    let mut world = tiers(1024, 1024);
+    let [a, b] = ["a", "b"].map(|tenant| world.open_pinning(tenant));
+    let parts = large_parts::<5>(&mut world, a);
+    let urgent = large_parts::<1>(&mut world, b);
+    ask(&mut world, a, 1, all_of(&parts[..3]));
+    create_all(&mut world);
+    assert_eq!(copies(&world), 3);
+    ask(&mut world, a, 2, all_of(&parts[3..]));
+    // Copies that have begun go on, and the request passes the others.
+    ask(&mut world, b, 3, by_deadline(&urgent));
+    create_all(&mut world);
+    assert_eq!(copies(&world), 3);
+    world.run_until_idle();
+    assert_eq!(ready(&world), [1, 3, 2]);
+}
+
+#[test]
+fn copies_begin_at_once_after_the_last_deadline_has_gone() {
+    for is_late in [false, true] {
+        let mut world = tiers(384, 1024);
+        let [a, b, c] = ["a", "b", "c"].map(|tenant| world.open_pinning(tenant));
+        one(&mut world, c, 192, 9);
+        let parts = large_parts::<3>(&mut world, a);
+        let urgent = large_parts::<4>(&mut world, b);
+        ask(&mut world, b, 3, by_deadline(&urgent));
+        assert_eq!(told(&world, b, 3), [PrefetchState::Deferred(Deferral::Room)]);
+        ask(&mut world, a, 1, all_of(&parts));
+        create_all(&mut world);
+        assert_eq!(copies(&world), 1, "one with a deadline is queued");
+        match is_late {
+            true => world.advance(61_000_000),
+            false => world.frame(b, ClientFrame::PrefetchCancelled { number: 3 }),
+        }
+        // The daemon looks at deadlines again when a copy ends.
+        world.work_once();
+        assert_eq!(copies(&world), 2, "{is_late}");
+    }
+}
+
+#[test]
+fn copies_wait_while_a_late_request_is_under_way() {
+    let mut world = tiers(1024, 1024);
+    let [a, b] = ["a", "b"].map(|tenant| world.open_pinning(tenant));
+    let parts = large_parts::<4>(&mut world, a);
+    let urgent = large_parts::<1>(&mut world, b);
+    let within = Some(Duration::from_secs(1));
+    ask(&mut world, a, 1, PrefetchSpec { within, ..all_of(&parts) });
+    create_all(&mut world);
+    world.advance(2_000_000);
+    world.work_once();
+    assert!(world.broker.prefetches()[0].misses_deadline);
+    assert_eq!(copies(&world), 1);
+    ask(&mut world, b, 2, by_deadline(&urgent));
+    world.run_until_idle();
+    assert_eq!(ready(&world), [2, 1]);
+}
+
+#[test]
+fn part_that_waits_for_the_link_is_copied_once_a_client_pins_it() {
+    let mut world = tiers(1024, 1024);
+    let a = world.open_pinning("a");
+    let parts = large_parts::<4>(&mut world, a);
+    ask(&mut world, a, 1, by_deadline(&parts[..3]));
+    ask(&mut world, a, 2, by_deadline(&parts[3..]));
+    create_all(&mut world);
+    assert_eq!(copies(&world), 1);
+    // The rest of its request is copied as demand too.
+    world.pin_call(a, 1, &parts[2..3]);
+    assert_eq!(copies(&world), 3);
+    world.run_until_idle();
+    assert_eq!((answer(&world, a, 1), ready(&world)), (Some(&None), vec![1, 2]));
+}
+
+#[test]
+fn cancelled_request_leaves_the_link_to_the_next() {
+    for is_copied in [false, true] {
+        let mut world = tiers(1024, 1024);
+        let a = world.open_pinning("a");
+        let parts = large_parts::<4>(&mut world, a);
+        ask(&mut world, a, 1, by_deadline(&parts[..2]));
+        ask(&mut world, a, 2, by_deadline(&parts[2..]));
+        create_all(&mut world);
+        let number = if is_copied { 1 } else { 2 };
+        world.frame(a, ClientFrame::PrefetchCancelled { number });
+        world.run_until_idle();
+        assert_eq!(ready(&world), [3 - number]);
+        let left = &parts[if is_copied { 0..2 } else { 2..4 }];
+        assert!(left.iter().all(|part| tier(&world, *part) == Tier::Host), "{is_copied}");
+        assert_eq!(world.broker.prefetches().len(), 1);
+    }
 }
 
 #[test]

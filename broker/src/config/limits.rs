@@ -121,6 +121,7 @@ impl Default for Limits {
             pins_waiting_max,
             pin_parts_waiting_max,
             prefetches_per_session_max: _,
+            prefetch_bytes_copied_max: _,
             pin_stall,
             hold_after,
         } = broker_core::Limits::default();
@@ -199,6 +200,7 @@ impl Limits {
             pins_waiting_max: self.pins_waiting_max,
             pin_parts_waiting_max: self.pin_parts_waiting_max,
             prefetches_per_session_max: broker_core::Limits::default().prefetches_per_session_max,
+            prefetch_bytes_copied_max: broker_core::Limits::default().prefetch_bytes_copied_max,
             pin_stall: self.pin_stall,
             hold_after: self.hold_after,
         }

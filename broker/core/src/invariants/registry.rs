@@ -150,7 +150,7 @@ registry! {
     CLASS_ORDER = "INV-MOVE-12", Oracle "moves/classes.rs",
         "No memory of a higher class of tenants leaves for pressure or a prefetch while memory of a lower class that may leave stays.";
     PREFETCH_ORDER = "INV-PREFETCH-1", Oracle "prefetch/order.rs",
-        "No prefetch request begins while a client waits for room on its device, or before the one whose turn is first and that could begin.";
+        "No prefetch request begins while a client waits for room on its device, or before the one whose turn is first and that could begin. No part of a begun one is copied while a ready part with an earlier deadline waits, of a tenant of the same or a higher class.";
     PREFETCH_TOLD = "INV-PREFETCH-2", Oracle "prefetch/told.rs",
         "Every client is told of each request how far it is: ready only once all parts are on their device, late only after the deadline, dropped if one left unused.";
     PREFETCH_VICTIMS = "INV-PREFETCH-3", Oracle "prefetch/victims.rs",

@@ -11,6 +11,7 @@
 //! A queued request has reserved nothing. It begins once there is room for all of it, and then each of its moves has
 //! reserved its own bytes. So a request that ends leaves nothing behind but moves under way, which end by themselves.
 
+mod fetches;
 mod queue;
 mod speed;
 
@@ -30,6 +31,7 @@ use crate::{
     tenancy::{Standing, TenantId},
     time::Time,
 };
+pub(crate) use fetches::{CopyOrder, Fetches};
 pub(crate) use queue::Queues;
 pub(crate) use speed::Speed;
 
@@ -177,8 +179,7 @@ pub(crate) struct Prefetches {
     by_tenant: BTreeMap<TenantId, usize>,
     pub(crate) queues: Queues,
     pub(crate) speed: Speed,
-    /// Bytes that prefetch moves bring to each device.
-    under_way: BTreeMap<PartRef, (DeviceIndex, Bytes)>,
+    pub(crate) fetches: Fetches,
     untold: BTreeSet<PrefetchId>,
     /// Requests that found no room, until something has changed that may give them some.
     tried: BTreeSet<PrefetchId>,
@@ -193,7 +194,7 @@ impl Prefetches {
 
     /// Whether there are no requests, and no moves for any.
     pub(crate) fn is_idle(&self) -> bool {
-        self.requests.is_empty() && self.under_way.is_empty()
+        self.requests.is_empty() && self.fetches.is_empty()
     }
 
     pub(crate) fn get(&self, id: PrefetchId) -> Option<&Prefetch> {
@@ -340,22 +341,6 @@ impl Prefetches {
         if request.place.is_none() {
             self.untold.insert(id);
         }
-    }
-
-    /// Records that a move brings the part for a request.
-    pub(crate) fn record_begun(&mut self, part: PartRef, device: DeviceIndex, bytes: Bytes) {
-        self.under_way.insert(part, (device, bytes));
-    }
-
-    /// Records the end of a move. Returns the device and bytes if it was one for a request.
-    pub(crate) fn record_ended(&mut self, part: PartRef) -> Option<(DeviceIndex, Bytes)> {
-        self.under_way.remove(&part)
-    }
-
-    /// Bytes on their way to the device for requests.
-    pub(crate) fn bytes_under_way(&self, device: DeviceIndex) -> Bytes {
-        let there = self.under_way.values().filter(|(of, _)| *of == device);
-        there.map(|(_, bytes)| *bytes).fold(Bytes::ZERO, Bytes::saturating_add)
     }
 
     /// Records that a part has arrived. Returns whether the request has all its parts with that.

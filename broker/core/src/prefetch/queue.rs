@@ -16,7 +16,7 @@ use std::{
 
 use vramd_types::{Bytes, DeviceIndex};
 
-use super::{Prefetch, PrefetchId};
+use super::{Prefetch, PrefetchId, lower};
 use crate::{
     tenancy::{Standing, TenantId, TenantWeight},
     time::Time,
@@ -46,6 +46,8 @@ pub(crate) struct Queues {
     queues: BTreeMap<(DeviceIndex, TenantId), Queue>,
     /// Queues that are not empty.
     active: BTreeSet<(DeviceIndex, TenantId)>,
+    /// How many requests of each device have a deadline that can still be met.
+    with_deadline: BTreeMap<DeviceIndex, usize>,
 }
 
 impl Place {
@@ -75,13 +77,20 @@ impl Queues {
             let queue = self.queues.entry(key).or_default();
             queue.fetched = queue.fetched.max(least);
         }
-        self.queues.entry(key).or_default().places.insert(Place::of(id, request));
+        let place = Place::of(id, request);
+        if place.deadline.1.is_some() {
+            *self.with_deadline.entry(key.0).or_default() += 1;
+        }
+        self.queues.entry(key).or_default().places.insert(place);
     }
 
     pub(super) fn leave(&mut self, id: PrefetchId, request: &Prefetch) {
         let key = (request.device, request.tenant);
         let Some(queue) = self.queues.get_mut(&key) else { return };
-        queue.places.remove(&Place::of(id, request));
+        let place = Place::of(id, request);
+        if queue.places.remove(&place) && place.deadline.1.is_some() {
+            lower(&mut self.with_deadline, key.0);
+        }
         if queue.places.is_empty() {
             self.active.remove(&key);
         }
@@ -90,10 +99,19 @@ impl Queues {
     /// Puts a queued request among those without a deadline.
     pub(super) fn drop_deadline(&mut self, id: PrefetchId, request: &mut Prefetch) {
         let Some(queue) = self.queues.get_mut(&(request.device, request.tenant)) else { return };
-        if queue.places.remove(&Place::of(id, request)) {
+        let place = Place::of(id, request);
+        if queue.places.remove(&place) {
+            if place.deadline.1.is_some() {
+                lower(&mut self.with_deadline, request.device);
+            }
             request.misses_deadline = true;
             queue.places.insert(Place::of(id, request));
         }
+    }
+
+    /// Whether a queued request of the device has a deadline that can still be met.
+    pub(super) fn has_deadline(&self, device: DeviceIndex) -> bool {
+        self.with_deadline.contains_key(&device)
     }
 
     /// Counts bytes that are fetched for a tenant.

@@ -42,6 +42,21 @@ impl Speed {
         let micros = u128::from(bytes.get()).saturating_mul(1_000_000) / u128::from(speed.max(1));
         Some(Duration::from_micros(u64::try_from(micros).unwrap_or(u64::MAX)))
     }
+
+    /// When the link will have carried so many bytes, behind others that it has carried since a time; now if no fetch
+    /// was measured.
+    pub(crate) fn end_of(
+        &self,
+        device: DeviceIndex,
+        (since, ahead): (Option<Time>, Bytes),
+        bytes: Bytes,
+        now: Time,
+    ) -> Time {
+        let takes = |bytes| self.time_for(device, bytes).unwrap_or_default();
+        let last = self.by_device.get(&device).map(|measured| measured.last);
+        let from = since.map_or(now, |since| last.map_or(since, |last| last.max(since)));
+        from.after(takes(ahead.saturating_add(bytes))).max(now.after(takes(bytes)))
+    }
 }
 
 #[cfg(test)]

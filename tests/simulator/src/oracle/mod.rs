@@ -158,6 +158,8 @@ struct Step {
     damaged: Option<broker_core::PartRef>,
     /// A move was stopped or has failed.
     prefetch_stopped: bool,
+    /// Destinations of copies of class prefetch.
+    prefetch_copies: std::collections::BTreeSet<vramd_types::ExtentId>,
     /// The event reports a failure of the driver or the disk.
     failure_reported: bool,
     /// Pressure of each place before the event, and the places whose pressure has changed in it.
@@ -278,6 +280,7 @@ impl Oracle {
             }
             Command::Copy { from, to, compare_first, class, .. } => {
                 self.check_copy_start((*from, *to), *compare_first, broker);
+                self.record_prefetch_copy(*to, *class);
                 self.record_copy_class(*to, *class);
             }
             Command::CancelCopy { to } => self.check_cancel(*to),

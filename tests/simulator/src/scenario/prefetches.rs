@@ -1,6 +1,7 @@
 //! Draws whether clients ask for parts ahead of their use, and how often.
 
 use broker_core::Config;
+use vramd_types::Bytes;
 
 use crate::dice::Dice;
 
@@ -31,7 +32,7 @@ impl Prefetching {
         if dice.roll(ONE_IN) != 0 && !often {
             return None;
         }
-        let prefetching = Self {
+        let mut prefetching = Self {
             rate: if often { 600 } else { dice.one(&[50, 150, 400]) },
             cancels: dice.one(&[10, 40]),
             parts_max: dice.one(&[2, 4, 8]),
@@ -41,6 +42,14 @@ impl Prefetching {
         };
         if dice.chance(500) && !often {
             config.limits.prefetches_per_session_max = dice.one(&[1, 2]);
+        }
+        // Parts have a few MiB here.
+        config.limits.prefetch_bytes_copied_max = Bytes::mib(dice.one(&[1, 8, 64]));
+        // One copy at a time, large requests and deadlines that can be met: parts wait for the link.
+        if dice.chance(400) && !often {
+            config.limits.prefetch_bytes_copied_max = Bytes::mib(1);
+            prefetching =
+                Self { rate: 600, parts_max: 8, deadlines: 800, within_max: 1_000_000, ..prefetching };
         }
         Some(prefetching)
     }

@@ -242,6 +242,9 @@ impl Broker {
         if state == MigrationState::Copying {
             self.push_command(Command::HastenCopy { to });
         }
+        if self.moves.prefetches.fetches.is_waiting(part) {
+            self.copy_if_ready(part);
+        }
         self.hasten_write_back(part);
     }
 
@@ -303,6 +306,12 @@ impl Broker {
             return self.advance_migration(part, MigrationEvent::Clean, None);
         }
         let bytes = allocation.size_of(part.part);
+        let (max, now) = (self.config.limits.prefetch_bytes_copied_max, self.shell.now);
+        match class {
+            CopyClass::Prefetch if !self.moves.prefetches.take_turn(part, max, now) => return,
+            CopyClass::Prefetch | CopyClass::WriteBack => {}
+            CopyClass::Demand => self.moves.prefetches.fetches.pass_turn(part, now),
+        }
         planted!(self, CopyTruncated => bytes = bytes.saturating_sub(vramd_types::GRANULARITY));
         self.advance_migration(part, MigrationEvent::Ready, None);
         if !compare_first {

@@ -32,12 +32,16 @@ impl Broker {
         for device in self.moves.prefetches.queues.devices() {
             self.begin_prefetches_on(device);
         }
+        // The last request with a deadline may be queued no longer.
+        for device in self.moves.prefetches.fetches.devices_with_waiting() {
+            self.copy_next_prefetches(device);
+        }
         while let Some(id) = self.moves.prefetches.take_untold() {
             let Some(request) = self.moves.prefetches.get(id) else { continue };
             let state = match &request.phase {
                 Phase::Queued(why) => PrefetchState::Deferred(*why),
                 Phase::Fetching { .. } => {
-                    let bytes = self.moves.prefetches.bytes_under_way(request.device);
+                    let bytes = self.moves.prefetches.fetches.bytes(request.device);
                     let expected = self.moves.prefetches.speed.time_for(request.device, bytes);
                     PrefetchState::Accepted { expected }
                 }
@@ -68,9 +72,8 @@ impl Broker {
             self.drop_missed_deadlines(device);
             let heads = self.prefetch_heads(device);
             planted!(self, PrefetchOrderReversed => heads = heads.into_iter().rev().collect());
-            let blocked = self.why_prefetches_wait(device);
             for id in heads {
-                if let Some(why) = blocked {
+                if let Some(why) = self.why_prefetch_waits(device, id) {
                     self.moves.prefetches.defer(id, why);
                     continue;
                 }
@@ -97,14 +100,14 @@ impl Broker {
         }
     }
 
-    /// Why no request of the device may begin now.
-    fn why_prefetches_wait(&self, device: DeviceIndex) -> Option<Deferral> {
+    /// Why a request may not begin now, whatever its room.
+    fn why_prefetch_waits(&self, device: DeviceIndex, id: PrefetchId) -> Option<Deferral> {
         planted!(self, PrefetchAboveDemand => return None);
         if self.has_waiters_on(device) {
             return Some(Deferral::Demand);
         }
-        let under_way = self.moves.prefetches.bytes_under_way(device);
-        (under_way >= PREFETCH_BYTES_UNDER_WAY).then_some(Deferral::Link)
+        let ahead = self.bytes_ahead_of_prefetch(id);
+        (ahead >= PREFETCH_BYTES_UNDER_WAY).then_some(Deferral::Link)
     }
 
     /// Begins a request, or makes room for it.
@@ -141,16 +144,21 @@ impl Broker {
         };
         let mut missing = coming;
         let (mut failed, mut failures) = (None, 0_u32);
+        let has_deadline = self.moves.prefetches.get(id).is_some_and(|request| request.deadline.is_some());
+        let order = self.copy_order_of(id);
         for part in fetched {
+            let size = self.footprint_of(part).map_or(Bytes::ZERO, |footprint| footprint.size);
+            if let Some(order) = order {
+                self.moves.prefetches.fetches.begin((part, id), (device, size), (order, has_deadline));
+            }
             match self.start_move(part, (Tier::Device, Cause::Prefetch), None, self.pins.after_all()) {
                 // A part that needs no copy has arrived already, and its report follows.
                 Ok(_) => {
-                    let size = self.footprint_of(part).map_or(Bytes::ZERO, |footprint| footprint.size);
-                    self.moves.prefetches.record_begun(part, device, size);
                     self.count_prefetched(device, tenant, size);
                     missing.insert(part);
                 }
                 Err(error) => {
+                    self.moves.prefetches.fetches.end(part);
                     failures = failures.saturating_add(1);
                     failed = failed.or(Some((part, error)));
                 }

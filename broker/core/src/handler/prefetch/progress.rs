@@ -22,11 +22,12 @@ impl Broker {
         }
         let MoveReport { part, end, cause, since, left_for, .. } = report;
         let (part, cause) = (*part, *cause);
-        if let Some((device, bytes)) = self.moves.prefetches.record_ended(part) {
+        if let Some((device, bytes)) = self.moves.prefetches.fetches.end(part) {
             if matches!(end, MoveEnd::Arrived) {
                 self.moves.prefetches.speed.record(device, bytes, *since, self.shell.now);
             }
             self.follow_ups.push(Fact::PrefetchEnded);
+            self.copy_next_prefetches(device);
         }
         let is_there = self.tier_of(part) == Some(Tier::Device) && !self.is_off_device(part);
         for id in self.moves.prefetches.naming(part) {

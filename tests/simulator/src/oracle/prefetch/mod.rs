@@ -3,6 +3,7 @@
 //! `told` also learns of requests and their ends, from frames alone. A part counts as unused only as long as no session
 //! has certainly or possibly used it: between two harvests the core knows of no use.
 
+mod copies;
 mod order;
 mod paused;
 mod sequences;
@@ -106,6 +107,8 @@ pub(crate) struct PrefetchFacts {
     pub(crate) wanted: BTreeMap<AllocationId, Time>,
     /// The same for allocations of unknown names.
     pub(crate) any_wanted: Option<Time>,
+    /// Moves that bring parts, of which the oracle knows the request.
+    pub(crate) fetches: BTreeMap<copies::FetchKey, copies::FetchFacts>,
     /// Sequences, with the requests that the daemon makes for them.
     pub(crate) sequences: Sequences,
 }

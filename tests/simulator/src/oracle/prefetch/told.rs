@@ -242,6 +242,7 @@ impl Oracle {
         self.record_entered_queues(&listed);
         self.learn_begun(&moves);
         self.check_prefetch_order(broker, &moves);
+        self.check_copy_order(&listed, &moves);
         let requests = std::mem::take(&mut self.facts.prefetches.requests);
         let mut any_ended = false;
         for (id, request) in &requests {
