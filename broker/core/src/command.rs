@@ -9,6 +9,7 @@ use vramd_types::{
 use crate::{
     error::Refusal,
     event::{Advice, CallId, ChannelId, FileId, Kind, PartRef, PartSpan, Retention, Slot, Tier},
+    eviction::EvictionReason,
     moves::Cause,
     prefetch::PrefetchState,
     pressure::{Pressure, PressureNote},
@@ -382,6 +383,12 @@ pub enum Notice {
         tenant: Arc<str>,
         part: PartRef,
         problem: String,
+    },
+    /// A part was chosen to leave its device, and begins to.
+    VictimChosen {
+        part: PartRef,
+        cause: Cause,
+        reason: EvictionReason,
     },
     /// All mappers were told to unmap a part that no session pinned.
     Evicted {

@@ -71,7 +71,9 @@ pub use event::{
     OperatorRequest, PartRef, PartSpan, PartUse, Pattern, Peer, Preset, ProcessStays, RequestKey, Retention,
     Slot, Target, Tier, UnmappedPart, WordsOutcome,
 };
-pub use eviction::{EvictionPolicy, PartAdvice, PartNeed, Residents, Source, UnknownPolicy, Weight};
+pub use eviction::{
+    EvictionPolicy, EvictionReason, PartAdvice, PartNeed, Residents, Source, UnknownPolicy, Weight,
+};
 #[cfg(feature = "observed")]
 pub use forced::Forced;
 pub use limits::Limits;

@@ -6,8 +6,8 @@ use crate::world::{
     spec,
 };
 use broker_core::{
-    Advice, AllocationSpec, ClientRequest, MemoryClass, PartNeed, PartRef, PartSpan, PartUse, Pattern,
-    Preset, Refusal, Retention, Target, Tier,
+    Advice, AllocationSpec, ClientRequest, EvictionPolicy, EvictionReason, MemoryClass, Notice, PartNeed,
+    PartRef, PartSpan, PartUse, Pattern, Preset, Refusal, Retention, Target, Tier,
 };
 use std::time::Duration;
 use vramd_types::Bytes;
@@ -55,6 +55,38 @@ fn advice_orders_the_parts_of_a_tenant_and_no_others() {
     assert_eq!((away(&world, &old), away(&world, &young)), (vec![2], vec![]));
     press(&mut world);
     assert_eq!((away(&world, &old), away(&world, &young)), (vec![0, 2], vec![]));
+}
+
+/// The parts that were chosen to leave, and why.
+pub(crate) fn reasons(world: &World) -> Vec<(PartRef, EvictionReason)> {
+    let chosen = world.notices.iter().filter_map(|notice| match notice {
+        Notice::VictimChosen { part, reason, .. } => Some((*part, *reason)),
+        _ => None,
+    });
+    chosen.collect()
+}
+
+#[test]
+fn victims_are_told_with_the_reason_for_their_place_in_the_order() {
+    let by_policy = EvictionReason::Policy(EvictionPolicy::Lru);
+    for (change, place, reason) in [
+        (None, 0, by_policy),
+        (Some(Retention::Needed(false)), 3, EvictionReason::Advice),
+        (Some(Retention::Class(Some(MemoryClass::Scratch))), 3, EvictionReason::Advice),
+        (Some(Retention::Pattern(Some(Pattern::Loop))), 3, EvictionReason::Pattern),
+    ] {
+        let mut world = tiers(16, 64);
+        let (client, all) = idle(&mut world, "a", 4);
+        match change {
+            Some(pattern @ Retention::Pattern(_)) => {
+                advise_all(&mut world, client, all[0], pattern).expect("own")
+            }
+            Some(change) => advise(&mut world, client, all[3], change),
+            None => {}
+        }
+        press(&mut world);
+        assert_eq!(reasons(&world), [(all[place], reason)]);
+    }
 }
 
 #[test]

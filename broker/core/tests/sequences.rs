@@ -1,5 +1,6 @@
 //! Declared sequences: the daemon works ahead of a client that says in which order it will use its parts.
 
+use crate::advised_order::reasons;
 use crate::world::{
     Client, World,
     moving::{evict, tier, tiers},
@@ -7,8 +8,8 @@ use crate::world::{
     set_quota, spec,
 };
 use broker_core::{
-    AllocationSpec, ClientFrame, ClientRequest, Notice, OperatorRequest, PartRange, PartRef, PrefetchEnd,
-    SequenceSpec, SequenceState, SequenceWindow, Tier,
+    AllocationSpec, ClientFrame, ClientRequest, EvictionReason, Notice, OperatorRequest, PartRange, PartRef,
+    PrefetchEnd, SequenceSpec, SequenceState, SequenceWindow, Tier,
 };
 use vramd_types::{Bytes, PartIndex, Reason};
 
@@ -125,6 +126,8 @@ fn loop_larger_than_its_device_never_waits_and_keeps_what_fits() {
     let fetched = fetches(&world) - before;
     assert!(fetched <= 49, "{fetched} of 56 steps");
     assert_eq!([PrefetchEnd::Wasted, PrefetchEnd::Dropped].map(|end| ends(&world, end)), [0, 0]);
+    let last = reasons(&world).last().map(|(_, reason)| *reason);
+    assert_eq!(last, Some(EvictionReason::Sequence));
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! `[[tenants]]`: the rules that name the tenant of a client, and the classes and weights of tenants. And whether their
-//! advice counts.
+//! `[[tenants]]`: the rules that name the tenant of a client, the classes and weights of tenants, and whether their advice
+//! counts.
 
 use std::collections::BTreeMap;
 

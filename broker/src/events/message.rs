@@ -67,6 +67,7 @@ pub(super) fn kind(notice: &Notice) -> Option<EventKind> {
         | Notice::WaitEnded { .. }
         | Notice::PinWaited { .. }
         | Notice::PrefetchUsed { .. }
+        | Notice::VictimChosen { .. }
         | Notice::Evicted { .. }
         | Notice::PinStalled { .. } => return None,
     })
@@ -265,6 +266,7 @@ pub(super) fn event(notice: &Notice, devices: &[String]) -> Option<Event> {
         | Notice::WaitEnded { .. }
         | Notice::PinWaited { .. }
         | Notice::PrefetchUsed { .. }
+        | Notice::VictimChosen { .. }
         | Notice::Evicted { .. }
         | Notice::PinStalled { .. } => return None,
     })

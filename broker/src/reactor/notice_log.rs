@@ -159,6 +159,9 @@ fn log(notice: &Notice, left_out: u64) {
         Notice::MapFailed { session, part, problem, .. } => {
             warn!(%session, allocation = %part.allocation, part = part.part.0, problem, left_out, "a client could not map a part");
         }
+        Notice::VictimChosen { part, cause, reason } => {
+            debug!(allocation = %part.allocation, part = part.part.0, cause = cause.name(), reason = reason.name(), "part was chosen to leave its device");
+        }
         Notice::Evicted { part, mappers } => {
             debug!(allocation = %part.allocation, part = part.part.0, mappers, "part evicted: its mappers are told to unmap it");
         }

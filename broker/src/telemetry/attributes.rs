@@ -10,6 +10,7 @@ pub const MIGRATION_FROM: &str = "vramd.migration.from";
 pub const MIGRATION_TO: &str = "vramd.migration.to";
 pub const MIGRATION_CAUSE: &str = "vramd.migration.cause";
 pub const MIGRATION_OUTCOME: &str = "vramd.migration.outcome";
+pub const EVICTION_REASON: &str = "vramd.eviction.reason";
 pub const PRESSURE_LEVEL: &str = "vramd.pressure.level";
 pub const LINK: &str = "vramd.link";
 pub const LINK_WAY: &str = "vramd.link.way";
@@ -102,6 +103,11 @@ pub const ATTRIBUTES: &[(&str, &str)] = &[
          `dropped`: a part left again before any session used it; the request may count as `ready` too. `cancelled`: by the client, an \
          operator or the end of the session. `failed`: a fetch failed, or the memory was freed. `wasted`: the program passed the step of \
          its sequence without a use of them",
+    ),
+    (
+        EVICTION_REASON,
+        "The rule by which the part leaves before others. `sequence`: a declared sequence. `pattern`: its pattern. `advice`: other advice of \
+         its owner or an operator. `cold`: its last use, under pressure. Otherwise the name of the eviction policy",
     ),
     (REFUSAL_REASON, "A reason of [the page of errors](errors.md)"),
     (REFUSAL_SCOPE, "The refused object: a `call`, one `item` of a batch, a `channel`, or a `pin` set"),

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use broker_core::PrefetchEnd;
+use broker_core::{Cause, EvictionReason, PrefetchEnd};
 use vramd_types::Reason;
 
 use crate::config::Signal;
@@ -43,6 +43,9 @@ const PREFETCH_ENDS: [(PrefetchEnd, &str); 6] = [
     (PrefetchEnd::Wasted, "wasted"),
 ];
 
+/// Why the daemon chooses parts that leave. An operator names them.
+const EVICTION_CAUSES: [Cause; 4] = [Cause::Demand, Cause::Prefetch, Cause::Pressure, Cause::Rebalance];
+
 #[derive(Debug)]
 pub(super) struct Counters {
     /// For each scope, in the order of the registry of reasons.
@@ -53,6 +56,8 @@ pub(super) struct Counters {
     pin_stalls: AtomicU64,
     create_retries: AtomicU64,
     prefetches: [AtomicU64; PREFETCH_ENDS.len()],
+    /// For each cause, in the order of the reasons.
+    evictions: [[AtomicU64; EvictionReason::ALL.len()]; EVICTION_CAUSES.len()],
     lost_lines: AtomicU64,
 }
 
@@ -67,6 +72,7 @@ impl Default for Counters {
             pin_stalls: AtomicU64::new(0),
             create_retries: AtomicU64::new(0),
             prefetches: Default::default(),
+            evictions: Default::default(),
             lost_lines: AtomicU64::new(0),
         }
     }
@@ -117,6 +123,23 @@ impl Counters {
 
     pub(super) fn prefetches(&self) -> impl Iterator<Item = (&'static str, u64)> {
         PREFETCH_ENDS.into_iter().zip(&self.prefetches).map(|((_, name), count)| (name, read(count)))
+    }
+
+    /// Counts a part that was chosen to leave its device.
+    pub(super) fn count_eviction(&self, cause: Cause, reason: EvictionReason) {
+        let of_cause = EVICTION_CAUSES.iter().position(|it| *it == cause);
+        let of_cause = of_cause.and_then(|at| self.evictions.get(at));
+        let at = EvictionReason::ALL.iter().position(|it| *it == reason);
+        add(of_cause.zip(at).and_then(|(of_cause, at)| of_cause.get(at)), 1);
+    }
+
+    /// By cause and reason.
+    pub(super) fn evictions(&self) -> impl Iterator<Item = (&'static str, &'static str, u64)> {
+        let by_cause = EVICTION_CAUSES.into_iter().zip(&self.evictions);
+        by_cause.flat_map(|(cause, counts)| {
+            let counts = EvictionReason::ALL.into_iter().zip(counts);
+            counts.map(move |(reason, count)| (cause.name(), reason.name(), read(count)))
+        })
     }
 
     /// Counts a line that stderr did not take in time.
@@ -190,6 +213,22 @@ mod tests {
         let calls: Vec<_> =
             counters.refusals().filter(|(scope, _, count)| *scope == Scope::Call && *count > 0).collect();
         assert_eq!(calls, [(Scope::Call, Reason::QuotaLimit, 1)]);
+    }
+
+    #[test]
+    fn evictions_are_counted_by_cause_and_reason() {
+        let counters = Counters::default();
+        for cause in EVICTION_CAUSES {
+            for (times, reason) in EvictionReason::ALL.into_iter().enumerate() {
+                (0..times).for_each(|_| counters.count_eviction(cause, reason));
+            }
+        }
+        let counts: Vec<_> = counters.evictions().filter(|(cause, ..)| *cause == "demand").collect();
+        assert_eq!(counters.evictions().count(), EVICTION_CAUSES.len() * counts.len());
+        assert_eq!(
+            counts[..3],
+            [("demand", "sequence", 0), ("demand", "pattern", 1), ("demand", "advice", 2)]
+        );
     }
 
     #[test]

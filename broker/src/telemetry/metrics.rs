@@ -199,6 +199,13 @@ pub const MIGRATION_IO: Definition = count(
     &[TENANT, HW_ID, MIGRATION_DIRECTION, MIGRATION_FROM, MIGRATION_TO, MIGRATION_CAUSE, MIGRATION_OUTCOME],
     "The sizes of the parts in `vramd.migrations`. Only parts with the outcome `moved` were copied in full.",
 );
+pub const EVICTIONS: Definition = count(
+    MetricKind::Counter,
+    "vramd.evictions",
+    "{part}",
+    &[MIGRATION_CAUSE, EVICTION_REASON],
+    "Parts that were chosen to leave a device and began to. Parts that an operator moves are not chosen.",
+);
 pub const MIGRATION_USED: Definition = count(
     MetricKind::Counter,
     "vramd.migration.used",
@@ -503,6 +510,7 @@ pub const ALL: &[&Definition] = &[
     &PRESSURE_CHANGES,
     &MIGRATIONS,
     &MIGRATION_IO,
+    &EVICTIONS,
     &MIGRATION_USED,
     &MIGRATION_DURATION,
     &MIGRATION_SIZE,

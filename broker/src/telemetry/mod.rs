@@ -131,6 +131,9 @@ impl Telemetry {
         if let Notice::PrefetchEnded { end, .. } = notice {
             shared.counters.count_prefetch(*end);
         }
+        if let Notice::VictimChosen { cause, reason, .. } = notice {
+            shared.counters.count_eviction(*cause, *reason);
+        }
         if let Notice::CreateRetried { .. } = notice {
             shared.counters.count_create_retry();
         }

@@ -94,6 +94,11 @@ pub(super) const OBSERVED: &[(&Definition, Series)] = &[
     (&metrics::PINS, |sources, observe| observe(sources.counters.pins(), &[])),
     (&metrics::TENANT_PIN_WAITS, tenant_pin_waits),
     (&metrics::PIN_STALLS, |sources, observe| observe(sources.counters.pin_stalls(), &[])),
+    (&metrics::EVICTIONS, |sources, observe| {
+        for (cause, reason, count) in sources.counters.evictions() {
+            observe(count, &[text(metrics::MIGRATION_CAUSE, cause), text(metrics::EVICTION_REASON, reason)]);
+        }
+    }),
     (&metrics::PREFETCHES, |sources, observe| {
         let counts = sources.counters.prefetches();
         counts.for_each(|(end, count)| observe(count, &[text(metrics::PREFETCH_OUTCOME, end)]));

@@ -55,6 +55,47 @@ pub enum EvictionPolicy {
     HitDensity,
 }
 
+/// Why a part was the next to leave its device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EvictionReason {
+    /// A declared sequence says when it is needed.
+    Sequence,
+    /// Its pattern says when it is used again.
+    Pattern,
+    /// Its owner or an operator advised it, so that it has another rank than parts without advice.
+    Advice,
+    /// It was not used for long, and the daemon makes room because of pressure.
+    Cold,
+    /// Nothing else decides, so the policy does.
+    Policy(EvictionPolicy),
+}
+
+impl EvictionReason {
+    pub const ALL: [Self; 10] = [
+        Self::Sequence,
+        Self::Pattern,
+        Self::Advice,
+        Self::Cold,
+        Self::Policy(EvictionPolicy::Lru),
+        Self::Policy(EvictionPolicy::WeightedLru),
+        Self::Policy(EvictionPolicy::Gdsf),
+        Self::Policy(EvictionPolicy::S3Fifo),
+        Self::Policy(EvictionPolicy::Sieve),
+        Self::Policy(EvictionPolicy::HitDensity),
+    ];
+
+    /// The name in metrics.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Sequence => "sequence",
+            Self::Pattern => "pattern",
+            Self::Advice => "advice",
+            Self::Cold => "cold",
+            Self::Policy(policy) => policy.name(),
+        }
+    }
+}
+
 impl EvictionPolicy {
     pub const ALL: [Self; 6] =
         [Self::Lru, Self::WeightedLru, Self::Gdsf, Self::S3Fifo, Self::Sieve, Self::HitDensity];
@@ -289,6 +330,13 @@ pub(super) mod tests {
         let unknown = "LRU".parse::<EvictionPolicy>();
         assert_eq!(unknown, Err(UnknownPolicy));
         assert!(UnknownPolicy.to_string().ends_with(EvictionPolicy::NAMES));
+    }
+
+    #[test]
+    fn every_policy_is_a_reason_of_evictions() {
+        for policy in EvictionPolicy::ALL {
+            assert!(EvictionReason::ALL.contains(&EvictionReason::Policy(policy)));
+        }
     }
 
     /// Plays one random history with every policy, with changes of the policy in between.

@@ -39,7 +39,7 @@ impl Broker {
         others.filter(|id| id.0 != session && id.1 == number).map(|id| id.0).next().unwrap_or(session)
     }
 
-    /// Takes all parts of a sequence for streamed ones, for `SequenceKeptStreamed`.
+    /// Treats all parts of a sequence as streamed ones, for `SequenceKeptStreamed`.
     pub(crate) fn stream_kept(&mut self, id: SequenceId) {
         if let Some(sequence) = self.moves.sequences.get_mut(id) {
             sequence.kept.clear();

@@ -26,8 +26,8 @@ impl Sequence {
         self.kept_since != self.now_at().checked_div(self.pass_len())
     }
 
-    /// Chooses the parts that stay where the sequence has so much room, and returns their bytes at most. The step that is
-    /// begun and the window have the rest.
+    /// Chooses the parts that stay where the sequence has so much room. Returns the most bytes that they have: the rest is
+    /// for the begun step and the window. A part stays when the shares summed up to it reach its size.
     pub(crate) fn choose_kept(&mut self, room: Bytes, size_of: impl Fn(PartRef) -> Bytes) -> Bytes {
         let all = self.parts().map(&size_of).fold(Bytes::ZERO, Bytes::saturating_add);
         let kept = self.kept_of(room, all);

@@ -1,4 +1,4 @@
-//! The class and the weight of tenants: they say whose memory and whose requests go first. And whether their advice
+//! The class and the weight of tenants: they say whose memory and whose requests go first, and whether their advice
 //! counts.
 
 use std::{fmt, str::FromStr};

@@ -17,7 +17,7 @@ use vramd_types::{CopyClass, ExtentId};
 
 use crate::{
     broker::Broker,
-    command::{Command, PartMove, PartRevocation},
+    command::{Command, Notice, PartMove, PartRevocation},
     event::{PartRef, Tier},
     follow_up::Fact,
     handler::extents::create_extent::ExtentOrder,
@@ -84,6 +84,7 @@ impl Broker {
         let allocation = self.allocations.get(part.allocation)?;
         let leaves = allocation.part(part.part)?.extent;
         let to_tier = self.tier_below(part)?;
+        let reason = self.eviction_reason(part, cause);
         if let Err(error) = self.start_move(part, (to_tier, cause), None, arrived) {
             self.usage.residents.mark_stuck(part);
             self.follow_ups.push(Fact::VictimRefused);
@@ -92,6 +93,7 @@ impl Broker {
             self.notify_migration(part, tiers, (cause, self.shell.now), &outcome, (false, None));
             return None;
         }
+        self.push_notice(Notice::VictimChosen { part, cause, reason });
         Some(leaves)
     }
 

@@ -175,7 +175,7 @@ impl Broker {
     }
 
     /// Releases the extent that a part has left, or hands it to the next waiter of its tenant and size, which is copied
-    /// into it at once. Where no client waits, a request of its tenant has it.
+    /// into it at once. Where no client waits, it is cached for a request of its tenant.
     fn leave_device(&mut self, part: PartRef, extent: ExtentId) {
         self.usage.residents.remove(part);
         self.end_unneeded(part);
