@@ -8,13 +8,17 @@ mod play;
 mod report;
 mod traces;
 
-use std::{fs, io, path::PathBuf};
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use broker_core::EvictionPolicy;
 use clap::Parser;
 use play::Sight;
 use report::{Report, Row};
+use serde_json::Value;
 use traces::Trace;
 
 /// Each trace and each load is drawn with each of these seeds, and the bytes or requests are added up.
@@ -27,15 +31,41 @@ const SEEDS: [u64; 3] = [1, 2, 3];
 struct Arguments {
     /// The file to write the report to.
     out: PathBuf,
+
+    /// The report of a stream that was measured on a GPU. Its figures go into this report.
+    #[arg(long)]
+    stream: Option<PathBuf>,
 }
 
 fn main() -> Result<()> {
     let arguments = Arguments::parse();
+    let stream = arguments.stream.map(|file| stream_figures(&file)).transpose()?;
     let rows = traces::GENERATORS.iter().map(|generator| measure(&SEEDS.map(generator)));
     let report = Report { rows: rows.collect(), deadlines: deadlines::measure() };
     report.print(&mut io::stdout().lock())?;
-    fs::write(arguments.out, format!("{:#}\n", report.json()))?;
+    let mut json = report.json();
+    for (figure, value) in stream.into_iter().flatten() {
+        json[figure] = value;
+    }
+    fs::write(arguments.out, format!("{json:#}\n"))?;
     Ok(())
+}
+
+/// The figures of a stream's report, with the GPU that they are of.
+fn stream_figures(file: &Path) -> Result<Vec<(&'static str, Value)>> {
+    let text = fs::read_to_string(file).with_context(|| format!("{} cannot be read", file.display()))?;
+    let report: Value = serde_json::from_str(&text)?;
+    let figures = [
+        ("stream_ratio", "stream_ratio"),
+        ("overlap", "overlap"),
+        ("idle_share", "idle_share"),
+        ("stream_gpu", "gpu"),
+    ];
+    let figure = |(name, key): (&'static str, &str)| {
+        let value = report.get(key).with_context(|| format!("{} has no {key}", file.display()))?;
+        Ok((name, value.clone()))
+    };
+    figures.into_iter().map(figure).collect()
 }
 
 /// Measures one trace, drawn with several seeds.

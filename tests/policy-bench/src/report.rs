@@ -187,7 +187,7 @@ impl Report {
             "seeds": crate::SEEDS,
             "policies": means,
             "traces": rows.collect::<Vec<_>>(),
-            "run": run("cargo run -p policy-bench -- docs/benchmarks/order/latest.json"),
+            "run": run("cargo run -p policy-bench -- docs/benchmarks/order/latest.json --stream docs/benchmarks/stream/latest.json"),
         })
     }
 }

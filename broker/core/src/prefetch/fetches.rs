@@ -40,13 +40,63 @@ struct Fetch {
     copied_since: Option<Time>,
 }
 
+/// The sums over the moves to one device, so that no part costs a look at all others.
+#[derive(Debug, Default)]
+struct OnDevice {
+    /// Of all parts.
+    bytes: Bytes,
+    /// How many are for requests with deadlines.
+    with_deadline: usize,
+    /// Of parts whose copies are on the link, and since when.
+    copied: Bytes,
+    copied_since: BTreeSet<(Time, PartRef)>,
+    /// Of all others, by the place of their copies. A request has one.
+    uncopied: BTreeMap<CopyOrder, Bytes>,
+}
+
 /// All moves that bring parts for requests.
 #[derive(Debug, Default)]
 pub(crate) struct Fetches {
     by_part: BTreeMap<PartRef, Fetch>,
+    by_device: BTreeMap<DeviceIndex, OnDevice>,
     /// Parts whose memory is created and whose copies have not had their turn.
     waiting: BTreeSet<(DeviceIndex, CopyOrder, PartRef)>,
     last: u64,
+}
+
+impl OnDevice {
+    fn add(&mut self, part: PartRef, fetch: &Fetch) {
+        self.bytes = self.bytes.saturating_add(fetch.bytes);
+        self.with_deadline = self.with_deadline.saturating_add(fetch.has_deadline.into());
+        match fetch.copied_since {
+            Some(since) => {
+                self.copied = self.copied.saturating_add(fetch.bytes);
+                self.copied_since.insert((since, part));
+            }
+            None => {
+                let of_order = self.uncopied.entry(fetch.order).or_default();
+                *of_order = of_order.saturating_add(fetch.bytes);
+            }
+        }
+    }
+
+    fn subtract(&mut self, part: PartRef, fetch: &Fetch) {
+        self.bytes = self.bytes.saturating_sub(fetch.bytes);
+        self.with_deadline = self.with_deadline.saturating_sub(fetch.has_deadline.into());
+        match fetch.copied_since {
+            Some(since) => {
+                self.copied = self.copied.saturating_sub(fetch.bytes);
+                self.copied_since.remove(&(since, part));
+            }
+            None => {
+                let Some(of_order) = self.uncopied.get_mut(&fetch.order) else { return };
+                *of_order = of_order.saturating_sub(fetch.bytes);
+                if of_order.is_zero() {
+                    self.uncopied.remove(&fetch.order);
+                }
+            }
+        }
+    }
 }
 
 impl Fetches {
@@ -68,51 +118,62 @@ impl Fetches {
         (order, has_deadline): (CopyOrder, bool),
     ) {
         self.last = self.last.max(order.begun);
-        self.by_part.insert(part, Fetch { request, device, bytes, order, has_deadline, copied_since: None });
+        let fetch = Fetch { request, device, bytes, order, has_deadline, copied_since: None };
+        self.end(part);
+        self.by_device.entry(device).or_default().add(part, &fetch);
+        self.by_part.insert(part, fetch);
     }
 
     /// Records the end of a move. Returns the device and bytes if it was one for a request.
     pub(crate) fn end(&mut self, part: PartRef) -> Option<(DeviceIndex, Bytes)> {
         let fetch = self.by_part.remove(&part)?;
         self.waiting.remove(&(fetch.device, fetch.order, part));
+        if let Some(sums) = self.by_device.get_mut(&fetch.device) {
+            sums.subtract(part, &fetch);
+        }
         Some((fetch.device, fetch.bytes))
     }
 
     /// Bytes on their way to the device.
     pub(crate) fn bytes(&self, device: DeviceIndex) -> Bytes {
-        self.sum(device, |_| true)
+        self.on(device).map(|sums| sums.bytes).unwrap_or_default()
     }
 
     /// Bytes that the link carries before a copy of that order.
     pub(crate) fn bytes_ahead(&self, device: DeviceIndex, order: CopyOrder) -> Bytes {
-        self.sum(device, |fetch| fetch.copied_since.is_some() || fetch.order < order)
+        let Some(sums) = self.on(device) else { return Bytes::ZERO };
+        let ahead = sums.uncopied.range(..order).map(|(_, bytes)| *bytes);
+        ahead.fold(sums.copied, Bytes::saturating_add)
     }
 
     /// Since when the link carries copies for requests.
     pub(crate) fn copied_since(&self, device: DeviceIndex) -> Option<Time> {
-        self.by_part.values().filter(|fetch| fetch.device == device).filter_map(|it| it.copied_since).min()
-    }
-
-    fn sum(&self, device: DeviceIndex, counts: impl Fn(&Fetch) -> bool) -> Bytes {
-        let there = self.by_part.values().filter(|fetch| fetch.device == device && counts(fetch));
-        there.fold(Bytes::ZERO, |sum, fetch| sum.saturating_add(fetch.bytes))
+        self.on(device)?.copied_since.first().map(|(since, _)| *since)
     }
 
     /// Whether a request with a deadline is under way to the device.
     fn has_deadline(&self, device: DeviceIndex) -> bool {
-        self.by_part.values().any(|fetch| fetch.device == device && fetch.has_deadline)
+        self.on(device).is_some_and(|sums| sums.with_deadline > 0)
     }
 
     fn copied_bytes(&self, device: DeviceIndex) -> Bytes {
-        self.sum(device, |fetch| fetch.copied_since.is_some())
+        self.on(device).map(|sums| sums.copied).unwrap_or_default()
+    }
+
+    fn on(&self, device: DeviceIndex) -> Option<&OnDevice> {
+        self.by_device.get(&device)
     }
 
     /// Records that the part is copied, whatever its turn.
     pub(crate) fn pass_turn(&mut self, part: PartRef, now: Time) {
-        if let Some(fetch) = self.by_part.get_mut(&part) {
-            fetch.copied_since = fetch.copied_since.or(Some(now));
-            self.waiting.remove(&(fetch.device, fetch.order, part));
-        }
+        let Some(fetch) = self.by_part.get_mut(&part).filter(|fetch| fetch.copied_since.is_none()) else {
+            return;
+        };
+        self.waiting.remove(&(fetch.device, fetch.order, part));
+        let sums = self.by_device.entry(fetch.device).or_default();
+        sums.subtract(part, fetch);
+        fetch.copied_since = Some(now);
+        sums.add(part, fetch);
     }
 
     /// Whether the part is ready and waits for its turn.
@@ -135,7 +196,10 @@ impl Fetches {
                 if self.waiting.remove(&(fetch.device, fetch.order, *part)) {
                     self.waiting.insert((fetch.device, order, *part));
                 }
+                let sums = self.by_device.entry(fetch.device).or_default();
+                sums.subtract(*part, fetch);
                 fetch.order = order;
+                sums.add(*part, fetch);
             }
         }
     }
@@ -143,15 +207,15 @@ impl Fetches {
     /// Whether the link cannot carry the rest of a request by its deadline behind what is copied.
     fn misses_deadline(&self, device: DeviceIndex, order: CopyOrder, (now, speed): (Time, &Speed)) -> bool {
         let Some(deadline) = order.deadline.1 else { return false };
-        let own = |fetch: &Fetch| fetch.copied_since.is_none() && fetch.order.begun == order.begun;
+        let own = self.on(device).and_then(|sums| sums.uncopied.get(&order)).copied().unwrap_or_default();
         let ahead = (self.copied_since(device), self.copied_bytes(device));
-        speed.end_of(device, ahead, self.sum(device, own), now) > deadline
+        speed.end_of(device, ahead, own, now) > deadline
     }
 }
 
 impl Prefetches {
-    /// Whether the link of a device has room for a copy: always, unless requests there have deadlines. `max`: of bytes
-    /// that are copied then.
+    /// Whether the link of a device has room for a copy: always without deadlines there, and next to them while fewer than
+    /// `max` bytes are copied.
     fn has_room_on_link(&self, device: DeviceIndex, max: Bytes) -> bool {
         let has_deadline = self.queues.has_deadline(device) || self.fetches.has_deadline(device);
         !has_deadline || self.fetches.copied_bytes(device) < max

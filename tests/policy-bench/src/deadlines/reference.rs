@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn hopeless_request_is_not_met() {
+    fn request_that_never_fits_is_not_met() {
         assert_eq!(met(&[request(0, 3, 2), request(0, 1, 3)]), [false, true]);
     }
 
