@@ -251,21 +251,26 @@ fn request_whose_deadline_is_over_lets_others_pass() {
     assert_eq!(last(&world, a, 3), &in_time());
 }
 
+/// Request 1 brings the first part in a second, so that the speed of the link is known. Request 2, for the second part, is
+/// under way then.
+fn copy_one_in_a_second(world: &mut World, client: Client, parts: &[PartRef]) {
+    ask(world, client, 1, all_of(&parts[..1]));
+    while !world.work.iter().any(|it| matches!(it, broker_core::Command::Copy { .. })) {
+        assert!(world.work_once());
+    }
+    world.advance(1_000_000);
+    world.run_until_idle();
+    ask(world, client, 2, all_of(&parts[1..2]));
+    create_all(world);
+}
+
 #[test]
 fn request_that_the_link_cannot_carry_in_time_lets_others_pass() {
     let mut world = tiers(4096, 4096);
     let [a, b] = ["a", "b"].map(|tenant| world.open_pinning(tenant));
     let parts = [0, 1, 2, 3, 4].map(|index| below(&mut world, a, 512, index));
     let foreign = below(&mut world, b, 512, 5);
-    // The first fetch takes a second.
-    ask(&mut world, a, 1, all_of(&parts[..1]));
-    while !world.work.iter().any(|it| matches!(it, broker_core::Command::Copy { .. })) {
-        assert!(world.work_once());
-    }
-    world.advance(1_000_000);
-    world.run_until_idle();
-    ask(&mut world, a, 2, all_of(&parts[1..2]));
-    create_all(&mut world);
+    copy_one_in_a_second(&mut world, a, &parts);
     // Each needs two seconds, behind the one under way.
     for (number, from, within) in [(3, 2, 1_500), (4, 3, 2_500), (5, 4, 1_900)] {
         let within = Some(Duration::from_millis(within));
@@ -284,14 +289,7 @@ fn parts_that_are_there_need_no_time_on_the_link() {
     let mut world = tiers(4096, 4096);
     let a = world.open_pinning("a");
     let parts = [0, 1, 2].map(|index| below(&mut world, a, 512, index));
-    ask(&mut world, a, 1, all_of(&parts[..1]));
-    while !world.work.iter().any(|it| matches!(it, broker_core::Command::Copy { .. })) {
-        assert!(world.work_once());
-    }
-    world.advance(1_000_000);
-    world.run_until_idle();
-    ask(&mut world, a, 2, all_of(&parts[1..2]));
-    create_all(&mut world);
+    copy_one_in_a_second(&mut world, a, &parts);
     // Both parts would take three seconds, and one is there.
     let within = Some(Duration::from_millis(2_500));
     ask(&mut world, a, 3, PrefetchSpec { within, ..all_of(&[parts[0], parts[2]]) });
