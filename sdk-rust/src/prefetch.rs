@@ -185,6 +185,7 @@ impl From<Step> for PrefetchState {
                     v1::MoveCause::WriteBack => "write_back",
                     v1::MoveCause::Pressure => "pressure",
                     v1::MoveCause::Prefetch => "prefetch",
+                    v1::MoveCause::Speculation => "speculation",
                     v1::MoveCause::Unspecified => "unknown",
                 },
                 by_own_tenant: it.by_own_tenant,

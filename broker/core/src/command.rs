@@ -11,7 +11,8 @@ use crate::{
     event::{Advice, CallId, ChannelId, FileId, Kind, PartRef, PartSpan, Retention, Slot, Tier},
     eviction::EvictionReason,
     moves::Cause,
-    prefetch::PrefetchState,
+    placement::PlacementSum,
+    prefetch::{PrefetchState, SpeculationEnd},
     pressure::{Pressure, PressureNote},
     sequence::SequenceState,
     settings::Settings,
@@ -455,6 +456,8 @@ pub enum Notice {
         began: Time,
         /// False if the backing was clean, or if the part was dropped.
         copied: bool,
+        /// The sum by which it moved to its device instead of being read where it lay, if there was one.
+        sum: Option<PlacementSum>,
         /// Parts that wait for the room that it left.
         for_parts: Vec<PartRef>,
     },
@@ -538,6 +541,24 @@ pub enum Notice {
         bytes: Bytes,
         /// How long the request had been ready.
         lead: Duration,
+    },
+    /// A part in host memory that a session wants is read there, or moves to its device. The sum says why.
+    PlacementChosen {
+        part: PartRef,
+        tenant: Arc<str>,
+        sum: PlacementSum,
+        in_place: bool,
+    },
+    /// A part that was read in host memory is not to be read there any longer: it moves with its next pin, if that pays.
+    ReadInPlaceEnded {
+        part: PartRef,
+    },
+    /// A session used a part that was brought unasked, or the part was brought in vain.
+    SpeculationEnded {
+        part: PartRef,
+        tenant: Arc<str>,
+        bytes: Bytes,
+        end: SpeculationEnd,
     },
     CreateFailed {
         extent: ExtentId,

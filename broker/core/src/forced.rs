@@ -53,6 +53,8 @@ impl Broker {
                     from_tier: Tier::Device,
                     to_tier: Tier::Host,
                     cause: Cause::Operator,
+                    reason: None,
+                    sum: None,
                     since: self.shell.now,
                     state: from,
                     is_made: true,

@@ -45,6 +45,7 @@ mod line;
 mod moves;
 mod observed;
 mod ops;
+mod placement;
 mod pool;
 mod prefetch;
 mod pressure;
@@ -79,9 +80,12 @@ pub use forced::Forced;
 pub use limits::Limits;
 pub use moves::{Cause, MigrationEvent, MigrationState, WriteBackEvent, WriteBackState};
 pub use observed::Transition;
+pub use placement::{PlacedBy, Placement, PlacementSum};
 #[cfg(feature = "planted")]
 pub use planted::Bug;
-pub use prefetch::{Deferral, PrefetchPhase, PrefetchSpec, PrefetchState, PrefetchView};
+pub use prefetch::{
+    Deferral, PrefetchPhase, PrefetchSpec, PrefetchState, PrefetchView, Speculation, SpeculationEnd,
+};
 pub use pressure::{InvalidBounds, Pressure, PressureBounds, PressureNote};
 pub use residency::{AllocationEvent, AllocationState, MapEvent, MapState};
 pub use sequence::{PartRange, SequencePlace, SequenceSpec, SequenceState, SequenceView, SequenceWindow};

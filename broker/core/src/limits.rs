@@ -87,6 +87,15 @@ pub const SEQUENCE_AHEAD_MIN: u64 = 2;
 /// How many steps ahead of a sequence the daemon works at most.
 pub const SEQUENCE_AHEAD_MAX: u64 = 64;
 
+/// How many steps of a learnt order the daemon works ahead at most.
+pub const SPECULATION_STEPS_MAX: usize = 8;
+
+/// Of so many parts that were brought unasked, the daemon first judges whether it goes on with an allocation.
+pub const SPECULATION_TRIAL: u32 = 8;
+
+/// How much of what is brought unasked for an allocation may be wasted, in percent of the bytes.
+pub const WASTE_PERCENT_MAX: u8 = 15;
+
 /// The most parts that one `Pin`, one `Prefetch` or one step of a sequence names.
 pub const PIN_PARTS_MAX: usize = 1024;
 
@@ -139,6 +148,8 @@ pub struct Limits {
     /// device for requests. More would make an early deadline wait. Less than drivers have in flight would leave the
     /// link idle.
     pub prefetch_bytes_copied_max: Bytes,
+    /// The most bytes that are on their way to a device unasked, by learnt orders; zero means none.
+    pub speculation_bytes_max: Bytes,
     /// How long a pin call may wait only for sessions that wait themselves before it is aborted.
     pub pin_stall: Duration,
     /// How long a waiter that no eviction helps lets others pass before it holds its device for the first time; zero
@@ -178,6 +189,7 @@ impl Default for Limits {
             pin_parts_waiting_max: 16_384,
             prefetches_per_session_max: 4096,
             prefetch_bytes_copied_max: Bytes::mib(64),
+            speculation_bytes_max: Bytes::mib(256),
             pin_stall: Duration::from_secs(1),
             hold_after: Duration::from_secs(1),
             survey_interval: Duration::from_secs(5),

@@ -305,6 +305,10 @@ mod bugs {
         SequenceFarthestKept: "parts of a sequence leave in the order of the policy", [SEQUENCE_ORDER];
         SequenceKeptStreamed: "parts that a loop keeps from pass to pass leave as its other parts do", [SEQUENCE_ORDER];
         SequenceNearerEvicted: "a part leaves for one that its sequence needs later", [SEQUENCE_ORDER, PREFETCH_VICTIMS];
+        LearntElsewhere: "an order that was learnt is applied to another allocation", [SPECULATION];
+        SpeculationAboveAll: "parts are brought unasked while clients wait for room or requests are queued", [SPECULATION];
+        SpeculationNeverOff: "parts are brought unasked however many of them were wasted", [SPECULATION];
+        PlacementFactorIgnored: "a part moves to its device as soon as the benefit is above the cost", [PLACEMENT];
         PrefetchBeforeDemand: "a link lets a prefetch pass demand", [LINK_ORDER, LINK_SHARES];
         ShareLentForEver: "a link does not return the share that a class lent to others", [LINK_SHARES];
         ShareSavedUp: "a link lets a class save up the share that it does not want", [LINK_SHARES];

@@ -8,6 +8,8 @@ use crate::{
     event::{Adviser, ChannelId, Kind, Lifetime, PartRef, PartSpan, Slot, Tier},
     eviction::PartAdvice,
     moves::{Cause, MigrationState},
+    placement::Placement,
+    prefetch::Speculation,
     pressure::Pressure,
     residency::{AllocationState, MapState},
     tenancy::{SessionState, Standing},
@@ -29,6 +31,8 @@ pub struct AllocationView {
     pub accessed_by_device: bool,
     /// Parts for which the order of leaving is advised. Empty in lists.
     pub advice: Vec<AdviceView>,
+    /// How far it was right of late to bring its parts unasked.
+    pub speculation: Speculation,
     /// The time of this view.
     pub as_of: Time,
     pub state: AllocationState,
@@ -63,6 +67,8 @@ pub struct PartView {
     pub operator_hold: bool,
     /// The part was dropped: it lies nowhere.
     pub dropped: bool,
+    /// How it came to where it lies; `None` if it was created there.
+    pub placement: Option<Placement>,
     /// `None` for clients.
     pub backing: Option<Backing>,
     /// Empty for clients.

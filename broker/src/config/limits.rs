@@ -46,6 +46,9 @@ pub struct Limits {
     pub end_silent_after: Duration,
     #[serde(rename = "survey_interval_ms", deserialize_with = "millis")]
     pub survey_interval: Duration,
+    /// A quantity; 0 means that nothing is brought unasked.
+    #[serde(deserialize_with = "bytes")]
+    pub speculation_bytes_max: Bytes,
     /// A quantity; 0 means that nothing is cached.
     #[serde(deserialize_with = "bytes")]
     pub cached_bytes_per_tenant_max: Bytes,
@@ -122,6 +125,7 @@ impl Default for Limits {
             pin_parts_waiting_max,
             prefetches_per_session_max: _,
             prefetch_bytes_copied_max: _,
+            speculation_bytes_max,
             pin_stall,
             hold_after,
         } = broker_core::Limits::default();
@@ -142,6 +146,7 @@ impl Default for Limits {
             unmap_answer_timeout,
             end_silent_after,
             survey_interval,
+            speculation_bytes_max,
             cached_bytes_per_tenant_max,
             cached_for,
             cached_idle_for,
@@ -201,6 +206,7 @@ impl Limits {
             pin_parts_waiting_max: self.pin_parts_waiting_max,
             prefetches_per_session_max: broker_core::Limits::default().prefetches_per_session_max,
             prefetch_bytes_copied_max: broker_core::Limits::default().prefetch_bytes_copied_max,
+            speculation_bytes_max: self.speculation_bytes_max,
             pin_stall: self.pin_stall,
             hold_after: self.hold_after,
         }

@@ -67,6 +67,9 @@ pub(super) fn kind(notice: &Notice) -> Option<EventKind> {
         | Notice::WaitEnded { .. }
         | Notice::PinWaited { .. }
         | Notice::PrefetchUsed { .. }
+        | Notice::PlacementChosen { .. }
+        | Notice::ReadInPlaceEnded { .. }
+        | Notice::SpeculationEnded { .. }
         | Notice::VictimChosen { .. }
         | Notice::Evicted { .. }
         | Notice::PinStalled { .. } => return None,
@@ -266,6 +269,9 @@ pub(super) fn event(notice: &Notice, devices: &[String]) -> Option<Event> {
         | Notice::WaitEnded { .. }
         | Notice::PinWaited { .. }
         | Notice::PrefetchUsed { .. }
+        | Notice::PlacementChosen { .. }
+        | Notice::ReadInPlaceEnded { .. }
+        | Notice::SpeculationEnded { .. }
         | Notice::VictimChosen { .. }
         | Notice::Evicted { .. }
         | Notice::PinStalled { .. } => return None,
@@ -387,6 +393,7 @@ pub(crate) fn move_cause(cause: Cause) -> v1::MoveCause {
         Cause::Pressure => v1::MoveCause::Pressure,
         Cause::Operator => v1::MoveCause::Operator,
         Cause::Prefetch => v1::MoveCause::Prefetch,
+        Cause::Speculation => v1::MoveCause::Speculation,
     }
 }
 

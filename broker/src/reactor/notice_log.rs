@@ -207,6 +207,15 @@ fn log(notice: &Notice, left_out: u64) {
         Notice::PrefetchUsed { tenant, bytes, lead } => {
             trace!(%tenant, bytes = bytes.get(), lead_us = lead.as_micros(), "prefetched part used");
         }
+        Notice::SpeculationEnded { part, tenant, bytes, end } => {
+            trace!(allocation = %part.allocation, part = part.part.0, %tenant, bytes = bytes.get(), ?end, "part that was brought unasked");
+        }
+        Notice::ReadInPlaceEnded { part } => {
+            debug!(allocation = %part.allocation, part = part.part.0, "part is no longer to be read in host memory");
+        }
+        Notice::PlacementChosen { part, tenant, sum, in_place } => {
+            debug!(allocation = %part.allocation, part = part.part.0, %tenant, benefit_us = sum.benefit.as_micros(), cost_us = sum.cost.as_micros(), factor_percent = sum.factor, in_place, "placement chosen");
+        }
         Notice::Cached { extent, bytes } => {
             debug!(%extent, bytes = bytes.get(), "freed memory cached for its tenant");
         }

@@ -2,7 +2,7 @@ use std::{sync::Arc, time::Duration};
 
 use broker_core::{
     AllocationView, Cause, ChannelId, ClientFrame, Command, DaemonFrame, Event, Kind, Lifetime, Notice,
-    PartRef, PartUse, PartView, Refusal, Tier, Time, WaitEnd,
+    PartRef, PartUse, PartView, Refusal, Speculation, Tier, Time, WaitEnd,
 };
 use broker_replay::What;
 use vramd_types::{AllocationId, Bytes, DeviceIndex, PartIndex, SessionId};
@@ -33,6 +33,7 @@ fn view(kind: Kind) -> AllocationView {
         moves_to: None,
         operator_hold: false,
         dropped: false,
+        placement: None,
         backing: None,
         mappers: Vec::new(),
     };
@@ -46,6 +47,7 @@ fn view(kind: Kind) -> AllocationView {
         discardable: false,
         accessed_by_device: false,
         advice: Vec::new(),
+        speculation: Speculation::default(),
         as_of: Time::START,
         state: AllocationState::Open,
         size: Bytes::mib(4),
@@ -170,6 +172,7 @@ fn moves_and_waits_are_recorded_until_the_allocation_is_gone() {
         cause: Cause::Demand,
         began: Time::START,
         copied,
+        sum: None,
         for_parts: Vec::new(),
     };
     recorded.notice(moved(Tier::Host, Tier::Device, true));

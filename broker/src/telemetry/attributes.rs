@@ -20,6 +20,8 @@ pub const EXTENT_SIZE: &str = "vramd.extent.size";
 pub const WAIT_KIND: &str = "vramd.wait.kind";
 pub const WAIT_OUTCOME: &str = "vramd.wait.outcome";
 pub const PREFETCH_OUTCOME: &str = "vramd.prefetch.outcome";
+pub const SPECULATION_OUTCOME: &str = "vramd.speculation.outcome";
+pub const PLACEMENT_OUTCOME: &str = "vramd.placement.outcome";
 pub const REFUSAL_REASON: &str = "vramd.refusal.reason";
 pub const REFUSAL_SCOPE: &str = "vramd.refusal.scope";
 pub const VERSION: &str = "vramd.version";
@@ -65,7 +67,8 @@ pub const ATTRIBUTES: &[(&str, &str)] = &[
         "`demand`: a client wants the part on its device, or another waiter needs its room. `rebalance`: its tenant is above its limit, a new \
          guarantee needs the room, or the capacity shrank. `write_back`: the daemon copies the part to its backing, and the part stays. \
          `pressure`: the part is cold, and the tier that it lay in is full. `operator`: an operator asked for it. \
-         `prefetch`: a client asked for the part ahead of its use, or for one that needs its room",
+         `prefetch`: a client asked for the part ahead of its use, or for one that needs its room. `speculation`: by the order of its pins so \
+         far, a session will probably pin it soon",
     ),
     (
         MIGRATION_OUTCOME,
@@ -97,6 +100,11 @@ pub const ATTRIBUTES: &[(&str, &str)] = &[
         "`served`; `refused`: its time was over, or it cannot be served; `cancelled` by an operator; or `left`: the client is gone, has \
          everything already, or no longer waits",
     ),
+    (
+        SPECULATION_OUTCOME,
+        "`used`: a session used them. `wasted`: they left unused, or the session went on in another order",
+    ),
+    (PLACEMENT_OUTCOME, "`moved` to the device, or `in_place`: read in host memory"),
     (
         PREFETCH_OUTCOME,
         "`ready`: all parts were on their device in time. `late`: after the deadline, or the program had begun the step that they are for. \

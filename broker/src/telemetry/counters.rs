@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use broker_core::{Cause, EvictionReason, PrefetchEnd};
+use broker_core::{Cause, EvictionReason, PrefetchEnd, SpeculationEnd};
 use vramd_types::Reason;
 
 use crate::config::Signal;
@@ -56,6 +56,10 @@ pub(super) struct Counters {
     pin_stalls: AtomicU64,
     create_retries: AtomicU64,
     prefetches: [AtomicU64; PREFETCH_ENDS.len()],
+    /// Bytes that were used, and wasted.
+    speculated: [AtomicU64; 2],
+    /// Parts that moved, and that are read in place.
+    placed: [AtomicU64; 2],
     /// For each cause, in the order of the reasons.
     evictions: [[AtomicU64; EvictionReason::ALL.len()]; EVICTION_CAUSES.len()],
     lost_lines: AtomicU64,
@@ -72,6 +76,8 @@ impl Default for Counters {
             pin_stalls: AtomicU64::new(0),
             create_retries: AtomicU64::new(0),
             prefetches: Default::default(),
+            speculated: Default::default(),
+            placed: Default::default(),
             evictions: Default::default(),
             lost_lines: AtomicU64::new(0),
         }
@@ -123,6 +129,24 @@ impl Counters {
 
     pub(super) fn prefetches(&self) -> impl Iterator<Item = (&'static str, u64)> {
         PREFETCH_ENDS.into_iter().zip(&self.prefetches).map(|((_, name), count)| (name, read(count)))
+    }
+
+    /// Counts bytes that were brought unasked.
+    pub(super) fn count_speculated(&self, end: SpeculationEnd, bytes: u64) {
+        add(self.speculated.get(end as usize), bytes);
+    }
+
+    pub(super) fn speculated(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        ["used", "wasted"].into_iter().zip(self.speculated.iter().map(read))
+    }
+
+    /// Counts a decision where a part is read.
+    pub(super) fn count_placed(&self, in_place: bool) {
+        add(self.placed.get(usize::from(in_place)), 1);
+    }
+
+    pub(super) fn placed(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        ["moved", "in_place"].into_iter().zip(self.placed.iter().map(read))
     }
 
     /// Counts a part that was chosen to leave its device.

@@ -1,6 +1,6 @@
 //! Describes the end of a part's move in the terms of metrics and traces.
 
-use broker_core::{Cause, Notice, PartRef, Tier, Time};
+use broker_core::{Cause, Notice, PartRef, PlacementSum, Tier, Time};
 use vramd_types::{Bytes, DeviceIndex};
 
 #[derive(Clone, Copy, Debug)]
@@ -14,6 +14,8 @@ pub(super) struct EndedMove<'a> {
     pub(super) problem: Option<&'a str>,
     /// Parts that wait for the room that this part left.
     pub(super) for_parts: &'a [PartRef],
+    /// The sum by which it moved to its device, if there was one.
+    pub(super) sum: Option<PlacementSum>,
 }
 
 /// The properties of a move that have a count of their own.
@@ -94,7 +96,19 @@ impl<'a> EndedMove<'a> {
     /// Converts a notice, if it reports the end of a move.
     pub(super) fn of(notice: &'a Notice) -> Option<Self> {
         let (outcome, problem, for_parts, tiers, (part, tenant, device, bytes, cause, began)) = match notice {
-            Notice::Moved { part, tenant, device, from, tier, bytes, cause, began, copied, for_parts } => {
+            Notice::Moved {
+                part,
+                tenant,
+                device,
+                from,
+                tier,
+                bytes,
+                cause,
+                began,
+                copied,
+                for_parts,
+                ..
+            } => {
                 let (outcome, from) = match (copied, tier) {
                     (true, _) => ("moved", tier_name(*from)),
                     // Its content was dropped, or no client had ever written it.
@@ -126,7 +140,11 @@ impl<'a> EndedMove<'a> {
         let (from, to) = tiers;
         let direction = if to == tier_name(Tier::Device) { "in" } else { "out" };
         let kind = MoveKind { device: *device, direction, from, to, cause: cause.name(), outcome };
-        Some(Self { part: *part, tenant, kind, bytes: *bytes, began: *began, problem, for_parts })
+        let sum = match notice {
+            Notice::Moved { sum, .. } => *sum,
+            _ => None,
+        };
+        Some(Self { part: *part, tenant, kind, bytes: *bytes, began: *began, problem, for_parts, sum })
     }
 }
 

@@ -334,6 +334,20 @@ pub const PREFETCH_LEAD: Definition = Definition {
     attributes: &[],
     boundaries: SECONDS_MIGRATION,
 };
+pub const SPECULATION: Definition = count(
+    MetricKind::Counter,
+    "vramd.speculation.io",
+    "By",
+    &[SPECULATION_OUTCOME],
+    "Bytes that the daemon brought to devices unasked, once it is known whether a session used them. An allocation of which more than 15 % was wasted gets no more.",
+);
+pub const PLACEMENTS: Definition = count(
+    MetricKind::Counter,
+    "vramd.placements",
+    "{part}",
+    &[PLACEMENT_OUTCOME],
+    "Decisions whether a pinned part in host memory moves to its device or is read where it lies. Only parts with an advised pattern need one; all others move.",
+);
 pub const PIN_STALLS: Definition = count(
     MetricKind::Counter,
     "vramd.pin.stalls",
@@ -532,6 +546,8 @@ pub const ALL: &[&Definition] = &[
     &TENANT_PIN_WAITS,
     &PIN_STALLS,
     &PREFETCHES,
+    &SPECULATION,
+    &PLACEMENTS,
     &PREFETCH_LEAD,
     &CREATE_RETRIES,
     &TENANT_ALLOCATIONS,

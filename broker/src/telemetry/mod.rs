@@ -131,6 +131,15 @@ impl Telemetry {
         if let Notice::PrefetchEnded { end, .. } = notice {
             shared.counters.count_prefetch(*end);
         }
+        if let Notice::SpeculationEnded { bytes, end, .. } = notice {
+            shared.counters.count_speculated(*end, bytes.get());
+        }
+        if let Notice::PlacementChosen { part, sum, in_place, .. } = notice {
+            shared.counters.count_placed(*in_place);
+            if let Some(traces) = &shared.traces {
+                traces.note_placement(*part, sum, *in_place);
+            }
+        }
         if let Notice::VictimChosen { cause, reason, .. } = notice {
             shared.counters.count_eviction(*cause, *reason);
         }

@@ -146,7 +146,7 @@ pub(super) mod tests {
         let (tenant, device, bytes, began) = (tenant.into(), DeviceIndex(0), Bytes::mib(2), Time::START);
         let for_parts = Vec::new();
         let from = if tier == Tier::Device { Tier::Host } else { Tier::Device };
-        Notice::Moved { part, tenant, device, from, tier, bytes, cause, began, copied, for_parts }
+        Notice::Moved { part, tenant, device, from, tier, bytes, cause, began, copied, sum: None, for_parts }
     }
 
     /// The notice that a part of 2 MiB has moved to the host.

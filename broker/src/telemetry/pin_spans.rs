@@ -96,6 +96,15 @@ impl PinSpans {
         }
     }
 
+    /// Adds an event to the calls' spans.
+    pub(super) fn add_event(&mut self, calls: &BTreeSet<Call>, name: &'static str, attributes: &[KeyValue]) {
+        for call in calls {
+            if let Some(waiting) = self.waiting.get_mut(call) {
+                waiting.span.add_event(name, attributes.to_vec());
+            }
+        }
+    }
+
     /// Links the span of a call to prefetch requests, with how far each was when the call came.
     pub(super) fn link_prefetches(&mut self, call: Call, requests: Vec<(SpanContext, &'static str)>) {
         let Some(waiting) = self.waiting.get_mut(&call) else { return };

@@ -103,6 +103,14 @@ pub(super) const OBSERVED: &[(&Definition, Series)] = &[
         let counts = sources.counters.prefetches();
         counts.for_each(|(end, count)| observe(count, &[text(metrics::PREFETCH_OUTCOME, end)]));
     }),
+    (&metrics::SPECULATION, |sources, observe| {
+        let bytes = sources.counters.speculated();
+        bytes.for_each(|(end, bytes)| observe(bytes, &[text(metrics::SPECULATION_OUTCOME, end)]));
+    }),
+    (&metrics::PLACEMENTS, |sources, observe| {
+        let counts = sources.counters.placed();
+        counts.for_each(|(outcome, count)| observe(count, &[text(metrics::PLACEMENT_OUTCOME, outcome)]));
+    }),
     (&metrics::CREATE_RETRIES, |sources, observe| observe(sources.counters.create_retries(), &[])),
     (&metrics::TENANT_ALLOCATIONS, tenant_allocations),
     (&metrics::TENANT_SESSIONS, |sources, observe| {

@@ -10,7 +10,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use broker_core::{ClientFrame, Event, PrefetchSpec, RevokeReason, RevokedPart};
+use broker_core::{ClientFrame, Event, PartRef, PlacementSum, PrefetchSpec, RevokeReason, RevokedPart};
 use opentelemetry::{
     Context, KeyValue,
     propagation::{Extractor, TextMapPropagator as _},
@@ -176,6 +176,15 @@ impl Traces {
         locked(&self.prefetches)
     }
 
+    /// Records in the spans of the pin calls that wait for a part where it is read, and why.
+    pub(super) fn note_placement(&self, part: PartRef, sum: &PlacementSum, in_place: bool) {
+        let mut pins = self.pins();
+        let calls = pins.waiting_for([part].iter());
+        let outcome = KeyValue::new(metrics::PLACEMENT_OUTCOME, if in_place { "in_place" } else { "moved" });
+        let attributes = sum_attributes(sum).into_iter().chain([outcome]).collect::<Vec<_>>();
+        pins.add_event(&calls, "placement", &attributes);
+    }
+
     /// Begins the span of a `Revoke` frame to one client, if it is traced. Its parent is the decision that caused it,
     /// if that is known.
     pub(super) fn begin_revocation(&self, parts: &[RevokedPart], reason: RevokeReason) -> Option<Span> {
@@ -222,6 +231,8 @@ impl Traces {
             KeyValue::new(metrics::MIGRATION_OUTCOME, outcome),
             KeyValue::new("vramd.migration.bytes", i64::try_from(ended.bytes.get()).unwrap_or(i64::MAX)),
         ];
+        let sum = ended.sum.as_ref().map(sum_attributes);
+        let attributes: Vec<_> = attributes.into_iter().chain(sum.into_iter().flatten()).collect();
         let now = SystemTime::now();
         let span = self.tracer.span_builder("move").with_kind(SpanKind::Internal).with_attributes(attributes);
         let span = span.with_start_time(now.checked_sub(took).unwrap_or(now));
@@ -233,6 +244,17 @@ impl Traces {
         self.prefetches().link(&requests, span.span_context());
         span.end_with_timestamp(now);
     }
+}
+
+/// Both sides of the sum that decides where a part is read.
+fn sum_attributes(sum: &PlacementSum) -> [KeyValue; 4] {
+    let number = |key, number: u128| KeyValue::new(key, i64::try_from(number).unwrap_or(i64::MAX));
+    [
+        number("vramd.placement.benefit_us", sum.benefit.as_micros()),
+        number("vramd.placement.cost_us", sum.cost.as_micros()),
+        number("vramd.placement.factor_percent", sum.factor.into()),
+        number("vramd.placement.expected_uses_percent", sum.expected_uses.into()),
+    ]
 }
 
 pub(super) fn to_i64(count: usize) -> i64 {

@@ -51,7 +51,9 @@ pub enum Advice {
     SetReadMostly,
     /// Ends [`Self::SetReadMostly`].
     UnsetReadMostly,
-    /// How the parts are used orders those that are otherwise equal.
+    /// How the parts are used orders those that are otherwise equal. It also says how much of a part each use reads: all of
+    /// it, or little of a sparse one. So a pinned part in host memory moves to its device only if that pays, and is read in
+    /// place otherwise.
     SetPattern(AccessPattern),
     /// Ends [`Self::SetPattern`].
     UnsetPattern,

@@ -14,6 +14,7 @@ pub mod memory;
 pub mod meter;
 pub mod mix;
 pub mod moves;
+pub mod prefetches;
 pub mod report;
 pub mod shell;
 pub mod throughput;

@@ -5,7 +5,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use broker_core::{AllocationSpec, CallId, ClientFrame, Config, Event, Limits, PartRef, PrefetchSpec, Tier};
+use broker_core::{AllocationSpec, CallId, ClientFrame, Config, Event, Limits, PartRef, Tier};
 use vramd_types::{AllocationId, Bytes, PartIndex};
 
 use crate::{
@@ -16,15 +16,12 @@ use crate::{
 };
 
 const TENANTS: u32 = 10;
-const PART: Bytes = Bytes::mib(2);
+pub(crate) const PART: Bytes = Bytes::mib(2);
 const PARTS_PER_ALLOCATION: u32 = 1_000;
 /// A tenth of all parts fits on the device.
 const FITS: u32 = 10;
 /// Virtual time between two rounds of answers.
 const ROUND_MICROS: u64 = 10;
-/// The parts that one session asks for ahead at most, and how many requests are counted.
-const PREFETCHES_MAX: u32 = 4_096;
-const PREFETCHES: u32 = 500;
 
 /// One stretch of moves.
 #[derive(Clone, Copy, Debug)]
@@ -69,40 +66,6 @@ pub fn count(parts: u32, waiting: usize, moves: u64) -> u64 {
     pins.run(moves)
 }
 
-/// Counts prefetch requests for one part each. Returns how many there were. With `queued`, so many others wait on a device
-/// that is full of memory in use, and each request is cancelled again; otherwise each begins at once.
-pub fn count_prefetches(parts: u32, queued: u32) -> u64 {
-    let fits = if queued > 0 { FITS } else { 1 };
-    let mut shell = Shell::with(config(parts, fits), Pace::Untimed);
-    let (client, other) = (Client::open(&mut shell, 0), Client::open(&mut shell, 1));
-    let wanted = client.allocate(&mut shell, CallId(0), spec(parts.min(PREFETCHES_MAX), true));
-    client::evict(&mut shell, CallId(1), wanted);
-    shell.replies.clear();
-    if queued > 0 {
-        other.allocate(&mut shell, CallId(2), spec(parts / fits, false));
-    }
-    let mut number = 0;
-    let mut ask = |shell: &mut Shell, part: u32, counts: bool| {
-        number += 1;
-        let part = PartRef { allocation: wanted, part: PartIndex(part) };
-        let spec = PrefetchSpec { parts: vec![part], whole: true, within: None, priority: 0 };
-        shell.meter.counting = counts;
-        shell.send(Event::Frame { channel: client.channel, frame: ClientFrame::Prefetch { number, spec } });
-        shell.step();
-        if counts && queued > 0 {
-            let frame = ClientFrame::PrefetchCancelled { number };
-            shell.send(Event::Frame { channel: client.channel, frame });
-            shell.step();
-        }
-        shell.meter.counting = false;
-        shell.drain();
-    };
-    (0..queued).for_each(|part| ask(&mut shell, part, false));
-    let asked = PREFETCHES.min(parts - queued);
-    (queued..queued + asked).for_each(|part| ask(&mut shell, part, true));
-    u64::from(asked)
-}
-
 /// The cost of one operator call that moves `parts` parts off their device: the longest single event, and the
 /// whole per part.
 #[derive(Clone, Copy, Debug)]
@@ -113,7 +76,7 @@ pub struct AtOnce {
 }
 
 pub fn measure_at_once(parts: u32) -> AtOnce {
-    let mut shell = Shell::with(config(parts, 1), Pace::Single);
+    let mut shell = Shell::with(config(parts, parts), Pace::Single);
     let client = Client::open(&mut shell, 0);
     let allocation = client.allocate(&mut shell, CallId(0), spec(parts, false));
     shell.moved.clear();
@@ -142,7 +105,7 @@ struct Pins {
 
 impl Pins {
     fn new(parts: u32, pace: Pace) -> Self {
-        let mut shell = Shell::with(config(parts, FITS), pace);
+        let mut shell = Shell::with(config(parts, parts / FITS), pace);
         let clients: Vec<_> = (0..TENANTS).map(|tenant| Client::open(&mut shell, tenant)).collect();
         let (mut owners, mut away) = (BTreeMap::new(), vec![Vec::new(); clients.len()]);
         for number in 0..parts / PARTS_PER_ALLOCATION {
@@ -211,21 +174,21 @@ impl Pins {
 }
 
 /// Memory of so many parts. With `unpinned` it starts below a full device.
-fn spec(parts: u32, unpinned: bool) -> AllocationSpec {
+pub(crate) fn spec(parts: u32, unpinned: bool) -> AllocationSpec {
     AllocationSpec { unpinned, ..client::spec(bytes(parts), PART) }
 }
 
-/// A device on which one in `fits` of all parts fits, and a host tier for all of them.
-fn config(parts: u32, fits: u32) -> Config {
+/// A device on which `on_device` parts fit, and a host tier for `parts`.
+pub(crate) fn config(parts: u32, on_device: u32) -> Config {
     let mut config = Config { limits: Limits::default(), ..shell::config() };
     config.devices.truncate(1);
     for device in &mut config.devices {
         device.context_bytes = Bytes::ZERO;
-        (device.total, device.share, device.host) = (bytes(parts / fits), bytes(parts / fits), bytes(parts));
+        (device.total, device.share, device.host) = (bytes(on_device), bytes(on_device), bytes(parts));
     }
     config
 }
 
-fn bytes(parts: u32) -> Bytes {
+pub(crate) fn bytes(parts: u32) -> Bytes {
     Bytes::new(u64::from(parts) * PART.get())
 }

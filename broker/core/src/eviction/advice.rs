@@ -233,7 +233,7 @@ impl AdviceChange {
     }
 
     /// Whether parts may have another pattern afterwards.
-    const fn is_of_pattern(self) -> bool {
+    pub(crate) const fn is_of_pattern(self) -> bool {
         match self {
             Self::ByOwner(change) | Self::ByOperator(change) => {
                 matches!(change, Retention::Pattern(_) | Retention::Preset(_))

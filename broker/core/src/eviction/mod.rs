@@ -25,7 +25,7 @@ use std::{fmt, str::FromStr};
 
 use vramd_types::{AllocationId, DeviceIndex};
 
-use crate::{event::PartRef, tenancy::TenantClass, time::Time};
+use crate::{event::PartRef, placement::Placements, tenancy::TenantClass, time::Time};
 
 pub(crate) use advice::{AdviceChange, AdviceTable, Course, GivenAdvice, Rank};
 pub use advice::{PartAdvice, PartNeed};
@@ -161,12 +161,19 @@ pub(crate) struct Usage {
     pub(crate) idle_on_host: Residents,
     /// Advice on the order in which parts leave a device.
     pub(crate) advice: AdviceTable,
+    /// Measurements that decide where parts are read.
+    pub(crate) placements: Placements,
 }
 
 impl Usage {
     pub(crate) fn new(policy: EvictionPolicy, script: &[PartRef]) -> Self {
         let residents = if script.is_empty() { Residents::new(policy) } else { Residents::scripted(script) };
-        Self { residents, idle_on_host: Residents::new(EvictionPolicy::Lru), advice: AdviceTable::default() }
+        Self {
+            residents,
+            idle_on_host: Residents::new(EvictionPolicy::Lru),
+            advice: AdviceTable::default(),
+            placements: Placements::default(),
+        }
     }
 }
 

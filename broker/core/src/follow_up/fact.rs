@@ -112,6 +112,9 @@ pub(crate) enum Fact {
     /// Parts may leave that could not when queued requests were tried.
     PrefetchRetryDue,
 
+    /// The order of a session's pins shows what it will pin next.
+    ForecastMade,
+
     // Rules.
     /// A change of a quota has the room that it waited for, or does not get it.
     QuotaReady(OpId),

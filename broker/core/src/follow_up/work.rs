@@ -41,6 +41,8 @@ pub(crate) enum Work {
     CompletePrefetch(PrefetchId),
     /// Begin queued prefetch requests. Every waiter in the line has gone first.
     BeginPrefetches,
+    /// Bring what sessions will probably pin next. Every request has gone first.
+    Speculate,
     /// Update the level of a place, now that its bytes are settled.
     UpdatePressure(Place),
     /// Do what the pressure of a place asks for.

@@ -19,6 +19,7 @@
 //!   parts without any. A change of a quota goes on once, when its extents have left.
 //! - A prefetch request that begins leaves its queue, and none enters one. Otherwise it has victims leave, as a scan
 //!   does, or stops a move, and waits for the next event.
+//! - A forecast is dropped once its parts have begun to come, and only a pin call makes one.
 //! - The level of a place is a function of its balance.
 //!
 //! The price is the number of facts. Calls of other sessions on the same part, and answered calls, are not
@@ -147,6 +148,7 @@ impl Broker {
             // The order of what begins is decided once, when all that is queued is known. Requests that found no room
             // need no other try.
             Fact::PrefetchQueued => self.follow_ups.add(Work::BeginPrefetches),
+            Fact::ForecastMade => self.follow_ups.add(Work::Speculate),
             Fact::PrefetchAdvanced(id) => self.follow_ups.add(Work::CompletePrefetch(id)),
             Fact::PrefetchedPartFreed(part) => self.follow_ups.add(Work::CheckPrefetches(part)),
             // Its room, its turn or what it kept on the device may serve another. Requests of a class that was paused may
@@ -220,6 +222,7 @@ impl Broker {
             }
             Work::CompletePrefetch(id) => self.complete_prefetch(id),
             Work::BeginPrefetches => self.begin_prefetches(),
+            Work::Speculate => self.speculate(),
             Work::UpdatePressure(place) => self.update_pressure(place),
             Work::RelievePressure(place) => self.relieve_pressure(place),
             Work::UnmapInPlace(part) => self.unmap_in_place_or_postpone(part),

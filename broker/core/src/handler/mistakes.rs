@@ -39,6 +39,13 @@ impl Broker {
         others.filter(|id| id.0 != session && id.1 == number).map(|id| id.0).next().unwrap_or(session)
     }
 
+    /// Another allocation that the session maps, for `LearntElsewhere`.
+    pub(crate) fn another_mapped_by(&self, session: SessionId, id: AllocationId) -> AllocationId {
+        let mut maps =
+            self.sessions.get(session).into_iter().flat_map(|session| session.maps.keys().copied());
+        maps.find(|other| *other != id).unwrap_or(id)
+    }
+
     /// Treats all parts of a sequence as streamed ones, for `SequenceKeptStreamed`.
     pub(crate) fn stream_kept(&mut self, id: SequenceId) {
         if let Some(sequence) = self.moves.sequences.get_mut(id) {

@@ -43,7 +43,10 @@ pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) 
             let lies_below = broker.tier_of(part) == Some(Tier::Host);
             // All sessions are unmapping a freed part.
             let is_freed = allocation.state == AllocationState::Freeing;
-            let may = is_freed || allocation.in_place || broker.mapping.in_place_to_unmap.contains(&part);
+            let may = is_freed
+                || allocation.in_place
+                || broker.mapping.chosen_in_place.contains(&part)
+                || broker.mapping.in_place_to_unmap.contains(&part);
             expect(found, MIGRATIONS, may || !(maps && lies_below), || {
                 format!("{part:?} is mapped in host memory, and no unmap is under way")
             });

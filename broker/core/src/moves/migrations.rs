@@ -6,6 +6,8 @@ use vramd_types::ExtentId;
 use super::{Cause, MigrationEvent, MigrationState, MigrationStep, Stop, under_way::UnderWay};
 use crate::{
     event::{PartRef, Tier},
+    eviction::EvictionReason,
+    placement::PlacementSum,
     tenancy::{Arrival, OpId},
     time::Time,
 };
@@ -18,6 +20,10 @@ pub(crate) struct Migration {
     pub(crate) from_tier: Tier,
     pub(crate) to_tier: Tier,
     pub(crate) cause: Cause,
+    /// Why it was chosen to leave its device, if it was.
+    pub(crate) reason: Option<EvictionReason>,
+    /// The sum by which it moves to its device, if there was one.
+    pub(crate) sum: Option<PlacementSum>,
     pub(crate) since: Time,
     pub(crate) state: MigrationState,
     /// The destination has been created.

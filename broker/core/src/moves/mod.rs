@@ -47,11 +47,20 @@ pub enum Cause {
     Operator,
     /// A client asked for the part ahead of its use, or for one that needs its room.
     Prefetch,
+    /// A session will probably pin the part soon, by the order of its pins so far.
+    Speculation,
 }
 
 impl Cause {
-    pub const ALL: [Self; 6] =
-        [Self::Demand, Self::WriteBack, Self::Rebalance, Self::Pressure, Self::Operator, Self::Prefetch];
+    pub const ALL: [Self; 7] = [
+        Self::Demand,
+        Self::WriteBack,
+        Self::Rebalance,
+        Self::Pressure,
+        Self::Operator,
+        Self::Prefetch,
+        Self::Speculation,
+    ];
 
     /// The name in metrics and traces.
     pub const fn name(self) -> &'static str {
@@ -62,6 +71,7 @@ impl Cause {
             Self::Pressure => "pressure",
             Self::Operator => "operator",
             Self::Prefetch => "prefetch",
+            Self::Speculation => "speculation",
         }
     }
 }

@@ -3,7 +3,15 @@
 use vramd_types::ExtentId;
 
 use super::Cause;
-use crate::{command::PartRevocation, event::PartRef, pool::ExtentError, tenancy::TenantId, time::Time};
+use crate::{
+    command::PartRevocation,
+    event::{PartRef, Tier},
+    eviction::EvictionReason,
+    placement::PlacementSum,
+    pool::ExtentError,
+    tenancy::TenantId,
+    time::Time,
+};
 
 /// Why a move cannot begin, or failed.
 #[derive(Clone, Debug)]
@@ -58,6 +66,13 @@ pub(crate) struct MoveReport {
     pub(crate) since: Time,
     /// The tenant of a waiter that the part left for, if it left for one.
     pub(crate) left_for: Option<TenantId>,
+    pub(crate) from: Tier,
+    /// Why it was chosen to leave its device, if it was.
+    pub(crate) reason: Option<EvictionReason>,
+    /// The sum by which it moved to its device, if there was one.
+    pub(crate) sum: Option<PlacementSum>,
+    /// A client waited for it.
+    pub(crate) awaited: bool,
 }
 
 #[derive(Debug)]

@@ -12,6 +12,7 @@
 //! reserved its own bytes. So a request that ends leaves nothing behind but moves under way, which end by themselves.
 
 mod fetches;
+mod learnt;
 mod queue;
 mod speed;
 
@@ -32,6 +33,8 @@ use crate::{
     time::Time,
 };
 pub(crate) use fetches::{CopyOrder, Fetches};
+pub(crate) use learnt::{Forecast, Learnt};
+pub use learnt::{Speculation, SpeculationEnd};
 pub(crate) use queue::Queues;
 pub(crate) use speed::Speed;
 
@@ -180,6 +183,8 @@ pub(crate) struct Prefetches {
     pub(crate) queues: Queues,
     pub(crate) speed: Speed,
     pub(crate) fetches: Fetches,
+    /// Parts that are brought without a request.
+    pub(crate) learnt: Learnt,
     untold: BTreeSet<PrefetchId>,
     /// Requests that found no room, until something has changed that may give them some.
     tried: BTreeSet<PrefetchId>,

@@ -31,4 +31,6 @@ pub(crate) struct Mappings {
     pub(crate) fds: FdBudget,
     /// Parts that a device must no longer access in host memory, and that may still be mapped there.
     pub(crate) in_place_to_unmap: BTreeSet<PartRef>,
+    /// Parts that are read in host memory since a move does not pay (`handler/moves/placement.rs`).
+    pub(crate) chosen_in_place: BTreeSet<PartRef>,
 }

@@ -247,14 +247,10 @@ impl Sequence {
         self.begun = Some((step, now));
     }
 
-    /// How many steps ahead hide the time of a copy behind that of a step. `copy_time` is that of an average step;
-    /// `None` if it is not known.
+    /// How many steps ahead the daemon works. `copy_time` is that of an average step; `None` if it is not known.
     pub(crate) fn distance(&self, copy_time: Option<Duration>) -> u64 {
-        let (Some(copy), Some(step)) = (copy_time, self.step_time) else { return SEQUENCE_AHEAD_MIN };
-        // A fifth more, since times vary.
-        let copy = copy.as_micros().saturating_mul(6) / 5;
-        let steps = copy.div_ceil(step.as_micros().max(1));
-        u64::try_from(steps).unwrap_or(u64::MAX).clamp(SEQUENCE_AHEAD_MIN, SEQUENCE_AHEAD_MAX)
+        let wanted = steps_to_hide(copy_time, self.step_time);
+        wanted.map_or(SEQUENCE_AHEAD_MIN, |steps| steps.clamp(SEQUENCE_AHEAD_MIN, SEQUENCE_AHEAD_MAX))
     }
 
     /// The bytes of an average step.
@@ -262,6 +258,14 @@ impl Sequence {
         let sum = self.steps.iter().map(|step| step.bytes).fold(Bytes::ZERO, Bytes::saturating_add);
         Bytes::new(sum.get() / self.pass_len())
     }
+}
+
+/// How many steps ahead hide the time of a copy behind that of a step, if both are known.
+pub(crate) fn steps_to_hide(copy: Option<Duration>, step: Option<Duration>) -> Option<u64> {
+    // A fifth more, since times vary.
+    let copy = copy?.as_micros().saturating_mul(6) / 5;
+    let steps = copy.div_ceil(step?.as_micros().max(1));
+    Some(u64::try_from(steps).unwrap_or(u64::MAX))
 }
 
 /// A sequence that has not ended, as seen from outside.

@@ -200,6 +200,11 @@ impl PinTable {
         calls.any(|call| call.arrival <= then || !call.is_waiting())
     }
 
+    /// Whether any call names the part.
+    pub(crate) fn names(&self, part: PartRef) -> bool {
+        !self.calls_of(part).is_empty()
+    }
+
     pub(crate) fn of_session(&self, session: SessionId) -> impl Iterator<Item = (PinId, &PinCall)> {
         self.calls.of(session.get())
     }

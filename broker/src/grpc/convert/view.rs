@@ -5,14 +5,15 @@ use std::time::{Duration, SystemTime};
 use broker_core::{
     AdviceView, Adviser, AllocationState, AllocationView, Backing, ChannelId, DeviceView, Kind, Lifetime,
     MapState, MapperView, MemoryClass, OwnQuotaView, PartMove, PartNeed, PartRevocation, PartView, Pattern,
-    QuotaView, Refusal, Released, SessionState, SessionView, Slot, TierView, Time,
+    PlacedBy, Placement, PlacementSum, QuotaView, Refusal, Released, SessionState, SessionView, Slot,
+    Speculation, TierView, Time,
 };
 use prost_types::Timestamp;
 use vramd_proto::v1;
 use vramd_types::{AllocationId, PartIndex, SessionId};
 
 use crate::{
-    events::{level, tier},
+    events::{level, move_cause, tier},
     grpc::status,
 };
 
@@ -38,7 +39,7 @@ pub(in crate::grpc) fn allocation(view: AllocationView, reader: For) -> v1::Allo
         digest: view.digest.map_or_else(String::new, digest),
         readers: view.readers,
         owner_session_id: view.owner.map_or(0, |owner| owner.shown()),
-        parts: view.parts.into_iter().map(|view| part(view, reader)).collect(),
+        parts: view.parts.into_iter().map(|it| part(it, reader, view.as_of)).collect(),
         mapper_count: count(view.mapper_count),
         unreturned_bytes: view.unreturned.get(),
         host_bytes: view.in_host.get(),
@@ -46,6 +47,7 @@ pub(in crate::grpc) fn allocation(view: AllocationView, reader: For) -> v1::Allo
         discardable: view.discardable,
         accessed_by_device: view.accessed_by_device,
         advised_parts: view.advice.iter().map(|advised| advised_parts(*advised, view.as_of)).collect(),
+        speculation: speculation(view.speculation),
         file: view.file.unwrap_or_default(),
         file_bytes: view.in_file.get(),
     }
@@ -72,6 +74,38 @@ pub(in crate::grpc) fn allocation_in_use(
         mapper.usage = usage.into();
     }
     allocation
+}
+
+fn speculation(view: Speculation) -> Option<v1::Speculation> {
+    let Speculation { useful, wasted, is_off } = view;
+    let is_known = view != Speculation::default();
+    is_known.then(|| v1::Speculation { useful_bytes: useful.get(), wasted_bytes: wasted.get(), off: is_off })
+}
+
+fn placement(view: Placement, now: Time) -> v1::Placement {
+    let Placement { by, at, sum } = view;
+    let (kind, cause, reason) = match by {
+        PlacedBy::Fetched(cause) => (v1::PlacementKind::Fetched, move_cause(cause), None),
+        PlacedBy::Left(cause, reason) => (v1::PlacementKind::Left, move_cause(cause), reason),
+        PlacedBy::ReadInPlace => (v1::PlacementKind::ReadInPlace, v1::MoveCause::Unspecified, None),
+    };
+    v1::Placement {
+        kind: kind.into(),
+        cause: cause.into(),
+        eviction_reason: reason.map(|reason| reason.name().to_owned()).unwrap_or_default(),
+        age_ms: now.since(at).as_millis().try_into().unwrap_or(u64::MAX),
+        sum: sum.map(placement_sum),
+    }
+}
+
+fn placement_sum(sum: PlacementSum) -> v1::PlacementSum {
+    let micros = |time: Duration| time.as_micros().try_into().unwrap_or(u64::MAX);
+    v1::PlacementSum {
+        benefit_us: micros(sum.benefit),
+        cost_us: micros(sum.cost),
+        factor_percent: sum.factor,
+        expected_uses_percent: sum.expected_uses,
+    }
 }
 
 fn advised_parts(view: AdviceView, now: Time) -> v1::AdvisedParts {
@@ -113,7 +147,7 @@ fn advised_parts(view: AdviceView, now: Time) -> v1::AdvisedParts {
     }
 }
 
-fn part(view: PartView, reader: For) -> v1::Part {
+fn part(view: PartView, reader: For, now: Time) -> v1::Part {
     let shown: &[MapperView] = match reader {
         For::Clients => &[],
         For::Operators => &view.mappers,
@@ -134,6 +168,7 @@ fn part(view: PartView, reader: For) -> v1::Part {
         mappers: shown.iter().map(mapper).collect(),
         moves_to: view.moves_to.map_or(v1::Tier::Unspecified, tier).into(),
         held: view.operator_hold,
+        placement: view.placement.map(|it| placement(it, now)),
     }
 }
 
@@ -359,6 +394,7 @@ mod tests {
             discardable: false,
             accessed_by_device: false,
             advice: Vec::new(),
+            speculation: Speculation::default(),
             as_of: Time::START,
             state: AllocationState::Sealed,
             size: Bytes::new(5),
@@ -380,6 +416,7 @@ mod tests {
                 moves_to: Some(Tier::Host),
                 operator_hold: false,
                 dropped: false,
+                placement: None,
                 backing: Some(Backing::Live),
                 mappers: vec![
                     MapperView {

@@ -161,7 +161,7 @@ fn from_name(tier: v1::Tier) -> &'static str {
     }
 }
 
-fn cause_name(cause: v1::MoveCause) -> &'static str {
+pub(crate) fn cause_name(cause: v1::MoveCause) -> &'static str {
     match cause {
         v1::MoveCause::Unspecified => "unknown",
         v1::MoveCause::Demand => "demand",
@@ -170,6 +170,7 @@ fn cause_name(cause: v1::MoveCause) -> &'static str {
         v1::MoveCause::Pressure => "pressure",
         v1::MoveCause::Operator => "operator",
         v1::MoveCause::Prefetch => "prefetch",
+        v1::MoveCause::Speculation => "speculation",
     }
 }
 

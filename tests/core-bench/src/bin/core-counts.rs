@@ -10,7 +10,7 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use clap::{Parser, Subcommand};
 use core_bench::counts::{
-    comparison::{Counts, Difference, compare, growing, percent},
+    comparison::{Counts, Difference, Steep, compare, faster_than_logarithm, growing, percent},
     measure,
     workload::Workload,
 };
@@ -26,7 +26,7 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Action {
-    /// Fail if a count grew by more than 3 %, or grows with the number of live allocations.
+    /// Fail if a count grew by more than 3 %, or grows with the number of live allocations or queued requests.
     Check,
     /// Count, and write the file of committed counts.
     Update {
@@ -105,7 +105,11 @@ fn check(committed: &Path) -> Result<ExitCode> {
             "GROWS  {name}: {few} instructions over few live allocations, {many} over ten times as many"
         )?;
     }
-    let fails = found.iter().any(Difference::fails) || !growing.is_empty();
+    let steep = steep(&counts);
+    for count in &steep {
+        writeln!(out, "{count}")?;
+    }
+    let fails = found.iter().any(Difference::fails) || !growing.is_empty() || !steep.is_empty();
     if !found.is_empty() {
         writeln!(
             out,
@@ -117,6 +121,15 @@ fn check(committed: &Path) -> Result<ExitCode> {
         }
     }
     Ok(if fails { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+/// The counts that grow faster than the logarithm of the number of queued requests.
+fn steep(counts: &Counts) -> Vec<Steep> {
+    let of_work = |work: [(Workload, u32); 3]| {
+        let named = work.map(|(workload, queued)| (workload.name(), queued));
+        faster_than_logarithm(counts, &named)
+    };
+    Workload::queued().into_iter().flat_map(of_work).collect()
 }
 
 fn count() -> Result<Counts> {
@@ -134,11 +147,11 @@ fn print_beside(before: &Counts, now: &Counts) -> Result<()> {
             Some(before) => {
                 writeln!(
                     out,
-                    "{name:<42} {before:>12.1} {count:>12.1} {:>+7.1} %",
+                    "{name:<45} {before:>12.1} {count:>12.1} {:>+7.1} %",
                     percent(*before, *count)
                 )?;
             }
-            None => writeln!(out, "{name:<42} {:>12} {count:>12.1}", "-")?,
+            None => writeln!(out, "{name:<45} {:>12} {count:>12.1}", "-")?,
         }
     }
     Ok(())

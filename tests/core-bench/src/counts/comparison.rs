@@ -70,6 +70,33 @@ pub fn growing<'c>(few: &'c Counts, many: &Counts) -> Vec<(&'c str, f64, f64)> {
     both.filter(|(_, few, many)| *many > few * GROWTH_MAX).collect()
 }
 
+/// A count that grows faster than the logarithm of what is queued.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Steep {
+    pub name: String,
+    pub count: f64,
+    pub few: String,
+    pub count_with_few: f64,
+    pub factor_max: f64,
+}
+
+/// Finds the counts that grow faster than the logarithm of what is queued. The first of `work` has the fewest queued,
+/// and at least two. A count may be as many times the first as the logarithm of its number queued is that of the first.
+pub fn faster_than_logarithm(counts: &Counts, work: &[(&str, u32)]) -> Vec<Steep> {
+    let count = |name: &str| counts.get(name).copied();
+    let Some((few, queued_few, count_with_few)) =
+        work.first().and_then(|(name, queued)| Some((*name, *queued, count(name)?)))
+    else {
+        return Vec::new();
+    };
+    let steep = |(name, queued): &(&str, u32)| {
+        let factor_max = f64::from(*queued).ln() / f64::from(queued_few).ln();
+        let count = count(name).filter(|count| *count > count_with_few * factor_max)?;
+        Some(Steep { name: (*name).to_owned(), count, few: few.to_owned(), count_with_few, factor_max })
+    };
+    work.iter().filter_map(steep).collect()
+}
+
 /// By how many percent a count has grown.
 pub fn percent(before: f64, now: f64) -> f64 {
     (now - before) / before * 100.0
@@ -87,6 +114,17 @@ impl fmt::Display for Difference {
             Self::New { name, now } => write!(f, "NEW    {name}: {now} instructions"),
             Self::Gone { name } => write!(f, "GONE   {name}: it was not counted"),
         }
+    }
+}
+
+impl fmt::Display for Steep {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { name, count, few, count_with_few, factor_max } = self;
+        let factor = count / count_with_few;
+        write!(
+            f,
+            "GROWS  {name}: {count} instructions, {factor:.2} times those of {few}; at most {factor_max:.2}"
+        )
     }
 }
 
@@ -122,6 +160,19 @@ mod tests {
         let few = counts([("flat", 100.0), ("tree", 100.0), ("walk", 100.0), ("rare", 5.0)]);
         let many = counts([("flat", 100.0), ("tree", 133.0), ("walk", 201.0)]);
         assert_eq!(growing(&few, &many), [("walk", 100.0, 201.0)]);
+    }
+
+    #[test]
+    fn a_count_that_grows_faster_than_the_logarithm_of_the_queue_is_found() {
+        let work = [("100", 100), ("1,000", 1_000), ("10,000", 10_000)];
+        let logarithmic = counts([("100", 50.0), ("1,000", 74.9), ("10,000", 99.9)]);
+        assert_eq!(faster_than_logarithm(&logarithmic, &work), []);
+        let with_walk = counts([("100", 50.0), ("1,000", 70.0), ("10,000", 101.0)]);
+        let found = faster_than_logarithm(&with_walk, &work);
+        assert_eq!(
+            found.iter().map(ToString::to_string).collect::<Vec<_>>(),
+            ["GROWS  10,000: 101 instructions, 2.02 times those of 100; at most 2.00"]
+        );
     }
 
     #[test]

@@ -12,7 +12,7 @@ use crate::{
     kind::Kind,
     meter::{Meter, Pace},
     mix::Mix,
-    moves,
+    moves, prefetches,
     shell::UUIDS,
 };
 
@@ -26,11 +26,13 @@ const ROUNDS: u32 = 1_200;
 /// The parts of a planned move's world. A tenth of them fits on the device.
 const PARTS: u32 = 50_000;
 const MOVES: u64 = 2_000;
-/// The parts below the device that are asked for ahead, and the requests that wait.
-const PREFETCHED: u32 = 20_000;
-const QUEUED: u32 = 3_000;
+/// The parts of a device for requests that begin at once, and those of the session that makes them.
+const EMPTY: u32 = 20_000;
+const WANTED: u32 = 4_096;
 /// The items of an encoded batch.
 const ITEMS: u64 = 1_000;
+/// How many prefetch requests are queued, from few to many.
+const QUEUED: [u32; 3] = [100, 1_000, 10_000];
 /// The slots of the word table, and how often each is pinned.
 const SLOTS: u32 = 64;
 const PINS: u32 = 100;
@@ -46,8 +48,12 @@ pub enum Workload {
     Mixed,
     /// Moves that the core plans while that many pins wait.
     Moves(usize),
-    /// Prefetch requests while that many others are queued.
-    Prefetches(u32),
+    /// Prefetch requests that begin at once.
+    Prefetches,
+    /// Prefetch requests that are cancelled while that many others are queued.
+    Cancelled(u32),
+    /// Prefetch requests that begin in their turn while that many others are queued.
+    Turns(u32),
     /// The request of a batch, decoded.
     Decode,
     /// The answer to a batch, encoded.
@@ -69,14 +75,19 @@ pub struct Unit {
 
 impl Workload {
     /// The workloads whose counts are committed.
-    pub const COMMITTED: [Self; 10] = [
+    pub const COMMITTED: [Self; 15] = [
         Self::Moves(1_000),
         Self::Moves(32),
         Self::Moves(1),
         Self::Kinds,
         Self::Mixed,
-        Self::Prefetches(0),
-        Self::Prefetches(QUEUED),
+        Self::Turns(QUEUED[2]),
+        Self::Cancelled(QUEUED[2]),
+        Self::Turns(QUEUED[1]),
+        Self::Cancelled(QUEUED[1]),
+        Self::Turns(QUEUED[0]),
+        Self::Cancelled(QUEUED[0]),
+        Self::Prefetches,
         Self::Decode,
         Self::Encode,
         Self::Pins,
@@ -90,8 +101,13 @@ impl Workload {
             Self::Moves(1) => "a planned move, 1 waiting",
             Self::Moves(32) => "a planned move, 32 waiting",
             Self::Moves(_) => "a planned move, 1,000 waiting",
-            Self::Prefetches(0) => "a prefetch request",
-            Self::Prefetches(_) => "a prefetch request and its end, 3,000 queued",
+            Self::Prefetches => "a prefetch request",
+            Self::Cancelled(100) => "a prefetch request and its end, 100 queued",
+            Self::Cancelled(1_000) => "a prefetch request and its end, 1,000 queued",
+            Self::Cancelled(_) => "a prefetch request and its end, 10,000 queued",
+            Self::Turns(100) => "a prefetch request's turn, 100 queued",
+            Self::Turns(1_000) => "a prefetch request's turn, 1,000 queued",
+            Self::Turns(_) => "a prefetch request's turn, 10,000 queued",
             Self::Decode => "the request of a batch of 1,000, decoded",
             Self::Encode => "the answer to a batch of 1,000, encoded",
             Self::Pins => "a pin and unpin",
@@ -103,6 +119,11 @@ impl Workload {
         all.into_iter().find(|workload| workload.name() == name)
     }
 
+    /// The same work with more and more requests queued: each workload, and how many there are.
+    pub fn queued() -> [[(Self, u32); 3]; 2] {
+        [Self::Cancelled, Self::Turns].map(|work| QUEUED.map(|queued| (work(queued), queued)))
+    }
+
     /// Runs the workload, and says what was done in which region.
     pub fn run(self) -> Vec<Unit> {
         let times = match self {
@@ -110,7 +131,9 @@ impl Workload {
             Self::KindsOverMany => return kinds(LIVE_MANY),
             Self::Mixed => mixed(),
             Self::Moves(waiting) => moves::count(PARTS, waiting, MOVES),
-            Self::Prefetches(queued) => moves::count_prefetches(PREFETCHED, queued),
+            Self::Prefetches => prefetches::count_at_once(EMPTY, WANTED),
+            Self::Cancelled(queued) => prefetches::count_cancelled(queued),
+            Self::Turns(queued) => prefetches::count_turns(queued),
             Self::Decode => decode(),
             Self::Encode => encode(),
             Self::Pins => pins(),

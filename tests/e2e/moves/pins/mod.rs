@@ -6,4 +6,5 @@ pub(crate) mod fetch;
 pub(crate) mod in_place;
 pub(crate) mod interruptions;
 pub(crate) mod operator_advice;
+pub(crate) mod unasked;
 pub(crate) mod use_order;

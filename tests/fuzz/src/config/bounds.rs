@@ -113,6 +113,7 @@ fn counts_and_times(limits: &Limits) {
         unmap_answer_timeout,
         end_silent_after: _,
         survey_interval,
+        speculation_bytes_max: _,
         cached_bytes_per_tenant_max: _,
         cached_for,
         cached_idle_for,

@@ -20,7 +20,7 @@ mod sessions;
 
 use broker_core::{
     Advice, Adviser, Broker, Cause, Command, Config, DaemonFrame, Event, Limits, Notice, Refusal, Reply,
-    StoredQuotas, Tier, Time,
+    Retention, StoredQuotas, Tier, Time,
     invariants::{PRESSURE_EVICTIONS, Violation},
 };
 use vramd_types::Quantity;
@@ -300,6 +300,9 @@ impl Oracle {
             Command::Notice(Notice::Advised { allocation, advice, .. }) => {
                 self.record_advice(*allocation, *advice);
                 if let Advice::Retain { parts, change } = *advice {
+                    if matches!(change, Retention::Pattern(_) | Retention::Preset(_)) {
+                        self.restart_speculation(*allocation);
+                    }
                     self.record_retention(*allocation, parts, (Adviser::Owner, Some(change)));
                 }
                 self.record_prefetched_in_place(*allocation, *advice);
@@ -336,6 +339,9 @@ impl Oracle {
                 }
                 if (*tier, *cause) == (Tier::Device, Cause::Operator) {
                     self.step.arrived_for_operator.push(*part);
+                }
+                if *tier != Tier::Host {
+                    self.facts.read_in_place.remove(part);
                 }
                 self.record_move(*part, *tier);
             }
@@ -389,6 +395,13 @@ impl Oracle {
                 self.check_answered(*session);
                 self.set_silent(*session, false);
             }
+            Command::Notice(Notice::SpeculationEnded { part, bytes, end, .. }) => {
+                self.record_speculation_end(*part, bytes.get(), *end);
+            }
+            Command::Notice(Notice::PlacementChosen { part, sum, in_place, .. }) => {
+                self.record_placement(*part, sum, *in_place);
+            }
+            Command::Notice(Notice::ReadInPlaceEnded { part }) => self.record_read_in_place_end(*part),
             Command::Notice(Notice::WaitEnded { .. }) => self.record_ended_wait(),
             Command::Notice(Notice::RoomMade { tenant }) => self.record_room_made(tenant.as_deref()),
             Command::Notice(Notice::InvariantBroken { invariant, detail }) => {
@@ -443,6 +456,7 @@ impl Oracle {
         self.check_effort(&line, broker);
         self.check_prefetches(broker);
         self.check_sequences(broker);
+        self.check_speculation(&line, broker);
         self.record_advised_leavable(broker);
         self.record_leavable_by_class(broker);
         self.record_helped(&line, broker);

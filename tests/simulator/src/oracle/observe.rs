@@ -184,6 +184,7 @@ impl Oracle {
             ClientFrame::Pin { call, parts, wait, .. } => {
                 let fits = self.record_pin(id, *call, parts, *wait);
                 parts.iter().for_each(|part| self.record_prefetched_use(*part, false));
+                self.record_speculated_call(id, parts);
                 fits
             }
             ClientFrame::PinEnded { call } => self.record_pin_end(id, *call),

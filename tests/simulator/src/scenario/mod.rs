@@ -17,6 +17,7 @@ mod prefetches;
 mod returning;
 mod script;
 mod sequences;
+mod strolls;
 mod turns;
 mod write_backs;
 
@@ -38,6 +39,8 @@ pub use prefetches::Prefetching;
 pub use returning::Returning;
 pub use script::Script;
 pub use sequences::Sequencing;
+pub(crate) use strolls::STROLLERS;
+pub use strolls::Strolls;
 pub use write_backs::WriteBacks;
 
 use std::collections::BTreeSet;
@@ -130,6 +133,8 @@ pub struct Scenario {
     pub prefetching: Option<Prefetching>,
     /// Orders that clients declare, if they do.
     pub sequencing: Option<Sequencing>,
+    /// Orders of pins that the daemon can learn, if any.
+    pub strolls: Option<Strolls>,
     /// Unequal tenants, if any.
     pub classes: Option<Classes>,
 }
@@ -202,6 +207,10 @@ impl Scenario {
         if let Some(classes) = &classes {
             classes.apply_to(&mut config, &mut seats, &tenants);
         }
+        let strolls = Strolls::draw(plan.seed);
+        if let Some(strolls) = strolls.filter(|_| crowds.is_none() && classes.is_none() && lanes.is_none()) {
+            strolls.apply_to(&mut config, &mut seats);
+        }
         let overruling = Overruling::draw(&mut config, &mut stored, plan.seed);
         let is_contended = classes.is_some_and(|classes| classes.is_contended);
         let prefetching = Prefetching::draw(&mut config, plan.seed, is_contended);
@@ -229,6 +238,7 @@ impl Scenario {
             policies,
             prefetching,
             sequencing: Sequencing::draw(plan.seed),
+            strolls,
             classes,
         }
     }

@@ -44,13 +44,11 @@ impl World {
             return;
         }
         self.acts.push(number);
-        match self.seats[seat] {
-            None => self.spawn(seat),
-            Some(pid) => {
-                self.prefetch_some(pid, number);
-                self.sequence_some(pid, number);
-                self.act_as(pid, &mut dice);
-            }
+        let Some(pid) = self.seats[seat] else { return self.spawn(seat) };
+        if !self.stroll_some(seat, pid, number) {
+            self.prefetch_some(pid, number);
+            self.sequence_some(pid, number);
+            self.act_as(pid, &mut dice);
         }
     }
 

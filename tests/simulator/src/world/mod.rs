@@ -25,6 +25,7 @@ mod process;
 mod queue;
 mod request;
 mod sequence;
+mod stroll;
 mod words;
 mod worker;
 mod write_back;

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use broker_core::{ChannelId, ClientRequest, DaemonFrame, PartRef, Peer, RequestKey, Slot, Time};
 use vramd_types::{AllocationId, ExtentId, SessionId};
 
-use super::{sequence::Walk, words::Words};
+use super::{sequence::Walk, stroll::Stroll, words::Words};
 
 #[derive(Debug)]
 pub(super) struct Process {
@@ -29,6 +29,7 @@ pub(super) struct Process {
     pub(super) last_prefetch: u64,
     pub(super) last_sequence: u64,
     pub(super) walk: Option<Walk>,
+    pub(super) stroll: Option<Stroll>,
     /// Without pins: the extent in which it mapped each part last.
     pub(super) mapped_in: BTreeMap<PartRef, ExtentId>,
 }
@@ -64,6 +65,7 @@ impl Process {
             last_prefetch: 0,
             last_sequence: 0,
             walk: None,
+            stroll: None,
             mapped_in: BTreeMap::new(),
         }
     }
@@ -103,7 +105,7 @@ impl Process {
         self.last_pin = 0;
         self.last_prefetch = 0;
         self.last_sequence = 0;
-        self.walk = None;
+        (self.walk, self.stroll) = (None, None);
     }
 }
 

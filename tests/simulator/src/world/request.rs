@@ -255,7 +255,7 @@ impl World {
 }
 
 /// Memory without a name or any wish.
-fn spec(size: Bytes, kind: Kind) -> AllocationSpec {
+pub(super) fn spec(size: Bytes, kind: Kind) -> AllocationSpec {
     AllocationSpec {
         size,
         device: None,

@@ -24,6 +24,8 @@ impl Broker {
     }
 
     fn after_move(&mut self, report: MoveReport) {
+        self.record_placement(&report);
+        self.record_speculated_move(&report);
         self.record_prefetched_move(&report);
         let MoveReport { part, end, stays, .. } = report;
         if let MoveEnd::NotFetched(error) | MoveEnd::Lost(error) = &end {

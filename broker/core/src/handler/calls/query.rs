@@ -371,6 +371,7 @@ impl Broker {
                 operator_hold: self.moves.is_held(of_part),
                 dropped: self.is_dropped(of_part),
                 moves_to: self.moves.migrations.get(of_part).map(|migration| migration.to_tier),
+                placement: self.usage.placements.of(of_part),
                 backing: mappers.then(|| self.backing(of_part, part.extent)),
                 mappers: if mappers { part.mappings.iter().map(mapper).collect() } else { Vec::new() },
             }
@@ -413,6 +414,7 @@ impl Broker {
             } else {
                 Vec::new()
             },
+            speculation: self.moves.prefetches.learnt.speculation(id),
             as_of: self.shell.now,
             state: allocation.state,
             size: allocation.size,

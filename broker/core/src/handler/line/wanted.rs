@@ -49,6 +49,9 @@ impl Broker {
             // An earlier waiter needs the room. The part comes back in its turn, so it leaves soon.
             Some(_) => self.hasten_migration(part),
             None if self.is_off_device(part) => {
+                if !self.line.contains(Waiter::Part(part)) && self.choose_in_place(part) {
+                    return self.serve_part_waiters(part);
+                }
                 let (is_new, steps_up) = (self.enter_line(part), self.line.resume(part));
                 if is_new || steps_up {
                     self.note_line_changed(Waiter::Part(part));

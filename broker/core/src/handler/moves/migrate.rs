@@ -19,6 +19,7 @@ use crate::{
     broker::Broker,
     command::{Command, Notice, PartMove, PartRevocation},
     event::{PartRef, Tier},
+    eviction::EvictionReason,
     follow_up::Fact,
     handler::extents::create_extent::ExtentOrder,
     ledger::Place,
@@ -61,7 +62,18 @@ impl Broker {
         op: Option<OpId>,
         arrived: Arrival,
     ) -> Result<Option<PartMove>, MoveError> {
-        self.begin_migration(part, to_tier, cause, op)?;
+        self.begin_migration(part, (to_tier, cause), None, op)?;
+        self.revoke_for_move(part, (to_tier, cause), op, arrived)
+    }
+
+    /// Has sessions unmap a part that moves. `None`: it is moving.
+    fn revoke_for_move(
+        &mut self,
+        part: PartRef,
+        (to_tier, cause): (Tier, Cause),
+        op: Option<OpId>,
+        arrived: Arrival,
+    ) -> Result<Option<PartMove>, MoveError> {
         let for_arrival = (cause == Cause::Demand && to_tier != Tier::Device).then_some(arrived);
         self.moves.migrations.set_arrival(part, for_arrival);
         Ok(match self.revoke_part(None, part, false, arrived) {
@@ -85,12 +97,14 @@ impl Broker {
         let leaves = allocation.part(part.part)?.extent;
         let to_tier = self.tier_below(part)?;
         let reason = self.eviction_reason(part, cause);
-        if let Err(error) = self.start_move(part, (to_tier, cause), None, arrived) {
+        let begun = self.begin_migration(part, (to_tier, cause), Some(reason), None);
+        let begun = begun.and_then(|()| self.revoke_for_move(part, (to_tier, cause), None, arrived));
+        if let Err(error) = begun {
             self.usage.residents.mark_stuck(part);
             self.follow_ups.push(Fact::VictimRefused);
             let outcome = self.move_outcome(part, &Stop::Failed(error));
             let tiers = (Tier::Device, to_tier);
-            self.notify_migration(part, tiers, (cause, self.shell.now), &outcome, (false, None));
+            self.notify_migration(part, tiers, (cause, self.shell.now), &outcome, (false, None, None));
             return None;
         }
         self.push_notice(Notice::VictimChosen { part, cause, reason });
@@ -146,8 +160,8 @@ impl Broker {
     fn begin_migration(
         &mut self,
         part: PartRef,
-        to_tier: Tier,
-        cause: Cause,
+        (to_tier, cause): (Tier, Cause),
+        reason: Option<EvictionReason>,
         op: Option<OpId>,
     ) -> Result<(), MoveError> {
         let allocation = self.allocations.get(part.allocation).ok_or(MoveError::Gone)?;
@@ -204,6 +218,8 @@ impl Broker {
             from_tier,
             to_tier,
             cause,
+            reason,
+            sum: self.usage.placements.take_decided(part),
             since: self.shell.now,
             state: MigrationState::Preparing,
             is_made: self.is_live(to),

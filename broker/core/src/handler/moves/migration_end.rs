@@ -19,6 +19,7 @@ use crate::{
     invariants,
     moves::{Cause, Migration, MigrationEvent, MigrationStep, MoveEnd, MoveError, MoveReport, Stop},
     observed::Transition,
+    placement::PlacementSum,
     tenancy::{Arrival, OpId},
     time::Time,
 };
@@ -86,6 +87,9 @@ impl Broker {
             from_tier,
             to_tier,
             cause,
+            reason,
+            sum,
+            awaited,
             since,
             state,
             clean,
@@ -127,7 +131,7 @@ impl Broker {
             (from_tier, to_tier),
             (cause, since),
             &outcome,
-            (state.is_copying(), for_arrival),
+            (state.is_copying(), for_arrival, sum),
         );
         for op in ops.iter().copied() {
             self.part_moved(op, part, outcome.clone());
@@ -158,7 +162,18 @@ impl Broker {
         let entry = self.allocations.get(part.allocation).and_then(|it| it.part(part.part));
         let stays = entry.map(|entry| entry.extent).filter(|_| !arrived && from_tier == Tier::Device);
         let left_for = for_arrival.and_then(|arrived| self.line.tenant_arrived_at(arrived));
-        self.moves.report(MoveReport { part, end, stays, cause, since, left_for });
+        self.moves.report(MoveReport {
+            part,
+            end,
+            stays,
+            cause,
+            since,
+            left_for,
+            from: from_tier,
+            reason,
+            sum,
+            awaited,
+        });
         self.follow_ups.push(Fact::MoveEnded);
     }
 
@@ -201,7 +216,7 @@ impl Broker {
         (from, tier): (Tier, Tier),
         (cause, began): (Cause, Time),
         outcome: &PartMove,
-        (copied, for_arrival): (bool, Option<Arrival>),
+        (copied, for_arrival, sum): (bool, Option<Arrival>, Option<PlacementSum>),
     ) {
         let Some(allocation) = self.allocations.get(part.allocation) else { return };
         let (device, bytes) = (allocation.device, allocation.size_of(part.part));
@@ -235,6 +250,7 @@ impl Broker {
                     cause,
                     began,
                     copied,
+                    sum,
                     for_parts,
                 });
             }

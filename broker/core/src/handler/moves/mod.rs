@@ -6,4 +6,5 @@
 
 mod migrate;
 pub(super) mod migration_end;
+mod placement;
 mod write_back;

@@ -281,7 +281,13 @@ impl Broker {
         let (tier, began) = (over.tier, over.since);
         if !matches!(outcome, PartMove::Moved) {
             let tiers = (Tier::Device, tier);
-            return self.notify_migration(part, tiers, (Cause::WriteBack, began), outcome, (false, None));
+            return self.notify_migration(
+                part,
+                tiers,
+                (Cause::WriteBack, began),
+                outcome,
+                (false, None, None),
+            );
         }
         let Some(allocation) = self.allocations.get(part.allocation) else { return };
         let (device, bytes) = (allocation.device, allocation.size_of(part.part));

@@ -196,6 +196,7 @@ impl Broker {
         self.end_pins_of(id);
         self.end_sequences_of(id);
         self.end_prefetches_of(id);
+        self.moves.prefetches.learnt.forget_session(id);
         self.drop_unsent(id);
         self.note_revocations_of(id);
         let Some(session) = self.sessions.get_mut(id) else { return };

@@ -30,8 +30,10 @@ impl Broker {
                 }
             }
             self.record_prefetched_use(*part);
-            if lets_go {
-                self.note_in_place(*part);
+            // The end of a pin that was seen is no other use.
+            match lets_go {
+                true => self.note_in_place(*part),
+                false => self.record_placed_use(*part),
             }
             unpinned |= lets_go;
         }

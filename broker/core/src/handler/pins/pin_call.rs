@@ -89,6 +89,7 @@ impl Broker {
             self.record_prefetched_use(part);
             self.follow_ups.push(Fact::CallBegan((id, call), part));
         }
+        self.learn_from_call(id, &sorted);
         let look = self.shell.now.after(self.config.limits.pin_stall);
         let until = wait.map(|wait| self.shell.now.after(wait));
         self.pins.insert((id, call), sorted, self.shell.now, (look, until));

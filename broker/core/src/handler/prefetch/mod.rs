@@ -19,3 +19,4 @@ mod deadlines;
 mod list;
 mod progress;
 mod request;
+mod speculate;

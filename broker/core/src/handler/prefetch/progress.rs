@@ -10,7 +10,7 @@ use crate::{
     ledger::Place,
     moves::{Cause, MoveEnd, MoveError, MoveReport},
     pool::ExtentError,
-    prefetch::{Phase, PrefetchId, PrefetchState},
+    prefetch::{Phase, PrefetchId, PrefetchState, SpeculationEnd},
     residency::MapState,
 };
 
@@ -88,6 +88,7 @@ impl Broker {
 
     /// A session uses the part: it is no longer kept for requests, and what else they fetch is copied as demand.
     pub(crate) fn record_prefetched_use(&mut self, part: PartRef) {
+        self.judge_speculation(part, SpeculationEnd::Used);
         if !self.moves.prefetches.is_named(part) {
             return;
         }

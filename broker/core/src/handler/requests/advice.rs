@@ -102,6 +102,10 @@ impl Broker {
             self.usage.advice.change((id, tenant), part_count, span, (AdviceChange::Cleared, now));
         });
         if is_changed {
+            if by_owner.is_of_pattern() {
+                self.moves.prefetches.learnt.begin_anew(id);
+                self.reconsider_all_in_place(id);
+            }
             let advice = Advice::Retain { parts, change };
             self.note_allocation(id, |allocation, tenant| Notice::Advised { allocation, tenant, advice });
         }

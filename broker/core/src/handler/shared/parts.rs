@@ -33,16 +33,18 @@ impl Broker {
         self.lies_in_host(part) && (self.is_advised_to_stay(part) || self.has_mappers(part))
     }
 
-    /// Whether the part lies in host memory, and its owner advised to map it there.
+    /// Whether the part lies in host memory, and is to be mapped there.
     pub(crate) fn stays_in_place(&self, part: PartRef) -> bool {
         self.is_advised_to_stay(part) && self.lies_in_host(part)
     }
 
-    /// Whether the owner advised to map the part where it lies, and it is not on its way to its device.
+    /// Whether the part is to be mapped where it lies, by advice or since a move does not pay, and it is not on its way to
+    /// its device.
     fn is_advised_to_stay(&self, part: PartRef) -> bool {
         let advised = self.allocations.get(part.allocation).is_some_and(|allocation| allocation.in_place);
         planted!(self, FetchedThoughAdvised => advised = false);
-        advised && self.moves.migrations.get(part).is_none_or(|migration| migration.to_tier != Tier::Device)
+        (advised || self.mapping.chosen_in_place.contains(&part))
+            && self.moves.migrations.get(part).is_none_or(|migration| migration.to_tier != Tier::Device)
     }
 
     pub(crate) fn lies_in_host(&self, part: PartRef) -> bool {

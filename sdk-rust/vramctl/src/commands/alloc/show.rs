@@ -1,12 +1,17 @@
 //! `vramctl alloc show`, and allocations as rows, as a sheet of facts and as JSON.
 
+use std::time::Duration;
+
 use serde_json::{Value, json};
 use vramd_client::{AllocationId, SessionId, admin::AdminClient};
 use vramd_proto::v1;
 
 use super::Target;
 use crate::{
-    commands::names::{session_names, tier_name},
+    commands::{
+        moves::cause_name,
+        names::{session_names, tier_name},
+    },
     output::{
         Output,
         failure::Failure,
@@ -108,6 +113,7 @@ fn sheet(allocation: &v1::Allocation) -> String {
         ("digest", text_or_dash(&allocation.digest)),
         ("readers", text_or_dash(&allocation.readers.join(" "))),
         ("advice", text_or_dash(&advice(allocation, &owner))),
+        ("speculation", speculation(allocation)),
     ]);
     let parts = table(
         &[
@@ -118,6 +124,7 @@ fn sheet(allocation: &v1::Allocation) -> String {
             Column::text("EXTENT"),
             Column::text("USE"),
             Column::text("MAPPERS"),
+            Column::text("WHY"),
         ],
         allocation.parts.iter().map(|part| {
             vec![
@@ -128,10 +135,70 @@ fn sheet(allocation: &v1::Allocation) -> String {
                 extent_name(part.extent_state()).to_owned(),
                 usage(part),
                 mappers(part),
+                why(part, allocation.accessed_by_device),
             ]
         }),
     );
     format!("{facts}\n\n{parts}")
+}
+
+/// How far it was right to bring parts unasked.
+fn speculation(allocation: &v1::Allocation) -> String {
+    let Some(v1::Speculation { useful_bytes, wasted_bytes, off }) = allocation.speculation else {
+        return "-".to_owned();
+    };
+    let ended = if off { "; ended" } else { "" };
+    format!("{} used, {} wasted of late{ended}", size(useful_bytes), size(wasted_bytes))
+}
+
+/// Why a part lies where it does.
+fn why(part: &v1::Part, accessed_in_place: bool) -> String {
+    if accessed_in_place && part.tier() == v1::Tier::Host {
+        return "accessed in place, as advised".to_owned();
+    }
+    let Some(placement) = part.placement.as_ref() else { return "created there".to_owned() };
+    let cause = cause_name(placement.cause());
+    let how = match placement.kind() {
+        v1::PlacementKind::Unspecified => "unknown".to_owned(),
+        v1::PlacementKind::Fetched => format!("fetched for {cause}"),
+        v1::PlacementKind::Left if placement.eviction_reason.is_empty() => format!("left for {cause}"),
+        v1::PlacementKind::Left => format!("left for {cause} by {}", placement.eviction_reason),
+        v1::PlacementKind::ReadInPlace => "read in place".to_owned(),
+    };
+    let sum = placement.sum.as_ref().map(|sum| {
+        let v1::PlacementSum { benefit_us, cost_us, factor_percent, expected_uses_percent } = sum;
+        format!(
+            "; benefit {benefit_us} us of {} uses, cost {} x {cost_us} us",
+            hundredths(*expected_uses_percent),
+            hundredths(*factor_percent)
+        )
+    });
+    let ago = Duration::from_millis(placement.age_ms);
+    format!("{how} {ago:.0?} ago{}", sum.unwrap_or_default())
+}
+
+fn hundredths(number: u32) -> String {
+    format!("{}.{:02}", number / 100, number % 100)
+}
+
+fn placement_json(placement: &v1::Placement) -> Value {
+    json!({
+        "kind": match placement.kind() {
+            v1::PlacementKind::Unspecified => "unknown",
+            v1::PlacementKind::Fetched => "fetched",
+            v1::PlacementKind::Left => "left",
+            v1::PlacementKind::ReadInPlace => "read_in_place",
+        },
+        "cause": cause_name(placement.cause()),
+        "eviction_reason": placement.eviction_reason,
+        "age_ms": placement.age_ms,
+        "sum": placement.sum.as_ref().map(|sum| json!({
+            "benefit_us": sum.benefit_us,
+            "cost_us": sum.cost_us,
+            "factor_percent": sum.factor_percent,
+            "expected_uses_percent": sum.expected_uses_percent,
+        })),
+    })
 }
 
 /// Which parts are advised to leave earlier or later than others, and by whom.
@@ -277,6 +344,7 @@ pub(crate) fn to_json(allocation: &v1::Allocation) -> Value {
                 "extent_state": extent_name(part.extent_state()),
                 "mapper_session_ids": session_names(&part.mapper_session_ids),
                 "mappers": part.mappers.iter().map(mapper_json).collect::<Vec<_>>(),
+                "placement": part.placement.as_ref().map(placement_json),
             })
         })
         .collect();
@@ -290,6 +358,11 @@ pub(crate) fn to_json(allocation: &v1::Allocation) -> Value {
         "discardable": allocation.discardable,
         "accessed_by_device": allocation.accessed_by_device,
         "advised_parts": allocation.advised_parts.iter().map(advised_json).collect::<Vec<_>>(),
+        "speculation": allocation.speculation.map(|it| json!({
+            "useful_bytes": it.useful_bytes,
+            "wasted_bytes": it.wasted_bytes,
+            "off": it.off,
+        })),
         "size_bytes": allocation.size_bytes,
         "charged_bytes": allocation.charged_bytes,
         "resident_bytes": allocation.resident_bytes,

@@ -23,7 +23,7 @@ use super::{
         needs::WaiterNeeds,
     },
     links::shares::{ClassWaits, MissingOnBus},
-    prefetch::PrefetchFacts,
+    prefetch::{PrefetchFacts, SpeculationFacts},
     sessions::silences::Silences,
 };
 use crate::world::Content;
@@ -170,6 +170,9 @@ pub(crate) struct Facts {
     pub(crate) dropped: BTreeMap<PartRef, (u64, Tier)>,
     /// Parts that sessions still map in host memory although their owner no longer wants them there.
     pub(crate) in_place_to_unmap: BTreeSet<PartRef>,
+    /// Parts that are read in host memory since a move does not pay.
+    pub(crate) read_in_place: BTreeSet<PartRef>,
+    pub(crate) speculation: SpeculationFacts,
     /// Parts of tenants that gave advice which could certainly leave their devices after the last event.
     pub(crate) advised_leavable: Vec<(PartRef, Tenant, usize)>,
     /// In worlds with unequal tenants: parts that could certainly leave their devices after the last event.

@@ -30,7 +30,7 @@ impl Oracle {
 
     /// Whether a session maps the part in host memory, or may be queued for it. Where a part lies that was
     /// never sent is unknown.
-    fn may_need_unmap(&self, part: PartRef) -> bool {
+    pub(super) fn may_need_unmap(&self, part: PartRef) -> bool {
         let comes = |it: &SessionFacts| {
             let waits = it.pin_requested.contains(&part) || it.owed.contains(&part);
             waits && !it.gone && (it.in_flight > 0 || !self.has_budget(it.tenant))
@@ -57,8 +57,10 @@ impl Oracle {
         self.is_advised(part) || self.facts.in_place_to_unmap.contains(&part) || self.is_mapped(part)
     }
 
+    /// Whether the part is to be accessed in host memory, by advice or since a move does not pay.
     fn is_advised(&self, part: PartRef) -> bool {
-        self.facts.allocations.get(&part.allocation).is_some_and(|it| it.in_place)
+        let by_advice = self.facts.allocations.get(&part.allocation).is_some_and(|it| it.in_place);
+        by_advice || self.facts.read_in_place.contains(&part)
     }
 
     /// Whether the part is to be accessed in host memory and lies there, or may lie there. Then it needs no

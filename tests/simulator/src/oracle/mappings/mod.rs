@@ -4,6 +4,7 @@ mod delivery;
 mod descriptors;
 mod in_place;
 mod map_frames;
+mod placement;
 mod slots;
 pub(super) mod turns;
 mod unpinned;

@@ -274,6 +274,11 @@ impl Oracle {
         standing(given.operator.unwrap_or(owner), self.facts.now)
     }
 
+    /// Whether the part has a pattern, by the advice that counts.
+    pub(crate) fn has_pattern(&self, part: PartRef) -> bool {
+        self.advice_of(part).pattern.is_some()
+    }
+
     fn rank_of(&self, part: PartRef) -> Rank {
         rank(self.advice_of(part))
     }

@@ -7,6 +7,7 @@ mod copies;
 mod order;
 mod paused;
 mod sequences;
+mod speculation;
 mod told;
 mod victims;
 
@@ -17,6 +18,7 @@ use vramd_types::{AllocationId, SessionId};
 
 use super::facts::Tenant;
 pub(crate) use sequences::Sequences;
+pub(crate) use speculation::SpeculationFacts;
 
 /// A request, by its session and the client's number.
 pub(crate) type PrefetchId = (SessionId, u64);

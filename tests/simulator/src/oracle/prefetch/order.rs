@@ -10,10 +10,12 @@ use std::{
     collections::{BTreeMap, BTreeSet},
 };
 
-use broker_core::{Broker, Cause, MoveView, PartRef, PrefetchView, Tier, Time, invariants::PREFETCH_ORDER};
+use broker_core::{
+    Broker, Cause, MoveView, PartRef, PrefetchView, Tier, Time, WaitView, invariants::PREFETCH_ORDER,
+};
 
 use super::{PrefetchId, RequestFacts, Told};
-use crate::oracle::{Oracle, facts::Tenant};
+use crate::oracle::{Oracle, facts::Tenant, line::needs::WaiterNeeds};
 
 /// The place of a request among those of its tenant.
 fn place(id: PrefetchId, request: &RequestFacts) -> (Reverse<u8>, bool, Option<Time>, Time, PrefetchId) {
@@ -94,19 +96,22 @@ impl Oracle {
 
     fn check_not_before_demand(&mut self, id: PrefetchId, request: &RequestFacts, broker: &Broker) {
         let line = broker.waits();
+        let first = request.device.and_then(|device| self.first_that_stood(device, &line)).cloned();
+        self.expect(PREFETCH_ORDER, first.is_none(), || {
+            format!("{id:?} begins although {first:?} waits for its device: {request:?}")
+        });
+    }
+
+    /// The needs of the first waiter that waited before this event for room on the device, and still does.
+    pub(super) fn first_that_stood(&self, device: usize, line: &[WaitView]) -> Option<&WaiterNeeds> {
+        if self.facts.places[device].surveys_left > 0 {
+            return None;
+        }
         let stood = line.iter().filter(|wait| self.facts.waits.contains_key(&wait.id));
         // A part that could not be fetched waits for the next survey, and for no room.
         let rests = |part: Option<PartRef>| part.is_some_and(|part| self.facts.failed_parts.contains(&part));
         let needs = stood.filter_map(|wait| self.facts.needs.get(&wait.id));
-        let mut needs = needs.filter(|needs| !rests(needs.part));
-        if request.device.is_some_and(|device| self.facts.places[device].surveys_left > 0) {
-            return;
-        }
-        let first = needs.find(|it| request.device.is_some_and(|device| it.bytes.contains_key(&device)));
-        let first = first.cloned();
-        self.expect(PREFETCH_ORDER, first.is_none(), || {
-            format!("{id:?} begins although {first:?} waits for its device: {request:?}")
-        });
+        needs.filter(|needs| !rests(needs.part)).find(|needs| needs.bytes.contains_key(&device))
     }
 
     /// Checks that no earlier request of its tenant still waits.
