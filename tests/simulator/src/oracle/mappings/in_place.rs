@@ -48,6 +48,12 @@ impl Oracle {
         self.lies_in_host(part) && self.may_be_mapped_in_host(part)
     }
 
+    /// Whether the part certainly is to be accessed in host memory or is mapped there, and lies there. A session may also
+    /// be queued for a part that is no longer advised, and the oracle does not see that.
+    pub(crate) fn is_surely_in_place(&self, part: PartRef) -> bool {
+        self.lies_in_host(part) && (self.is_advised(part) || self.is_mapped(part))
+    }
+
     fn lies_in_host(&self, part: PartRef) -> bool {
         self.tier_of(part) == Some(Tier::Host) && !self.facts.dropped.contains_key(&part)
     }

@@ -58,7 +58,7 @@ pub(crate) struct RequestFacts {
     pub(crate) used: BTreeSet<PartRef>,
     /// Parts that a session may have used since it began.
     pub(crate) touched: BTreeSet<PartRef>,
-    /// Parts that were neither there nor on their way when it began.
+    /// The most parts that may have been neither there nor on their way when it began.
     pub(crate) left_out: Option<usize>,
 }
 
@@ -96,15 +96,22 @@ impl RequestFacts {
     }
 }
 
+/// Bytes fetched for a tenant, each divided by its weight at that time. The oracle does not see for whom each part is
+/// fetched, so it knows only the least and the most.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct FetchedShare {
+    pub(crate) min: u128,
+    pub(crate) max: u128,
+}
+
 #[derive(Clone, Debug, Default)]
 pub(crate) struct PrefetchFacts {
     /// Requests that have not ended, and those that have ended in this event.
     pub(crate) requests: BTreeMap<PrefetchId, RequestFacts>,
     /// The number of the last request of each session.
     pub(crate) last: BTreeMap<SessionId, u64>,
-    /// Bytes fetched by device and tenant, each divided by the weight of the tenant at that time; `None` where the oracle
-    /// does not know.
-    pub(crate) fetched: BTreeMap<(usize, Tenant), Option<u128>>,
+    /// Bytes fetched by device and tenant.
+    pub(crate) fetched: BTreeMap<(usize, Tenant), FetchedShare>,
     /// When a session or an operator last wanted a part of each allocation, or a part of a request with one.
     pub(crate) wanted: BTreeMap<AllocationId, Time>,
     /// The same for allocations of unknown names.

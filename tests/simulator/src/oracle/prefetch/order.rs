@@ -14,7 +14,7 @@ use broker_core::{
     Broker, Cause, MoveView, PartRef, PrefetchView, Tier, Time, WaitView, invariants::PREFETCH_ORDER,
 };
 
-use super::{PrefetchId, RequestFacts, Told};
+use super::{FetchedShare, PrefetchId, RequestFacts, Told};
 use crate::oracle::{Oracle, facts::Tenant, line::needs::WaiterNeeds};
 
 /// The place of a request among those of its tenant.
@@ -27,27 +27,31 @@ impl Oracle {
     /// Records requests that were taken in this event. A tenant without queued requests begins with what that one has
     /// which has the least.
     pub(super) fn record_entered_queues(&mut self, listed: &BTreeMap<PrefetchId, PrefetchView>) {
-        let facts = &self.facts.prefetches;
-        let is_taken = |id: &PrefetchId, it: &RequestFacts| {
-            it.told_before == Told::Nothing && (listed.contains_key(id) || it.told == Told::Accepted)
-        };
-        let new = facts.requests.iter().filter(|(id, it)| is_taken(id, it));
-        let new: Vec<_> = new.filter_map(|(_, it)| Some((it.device?, it.tenant))).collect();
-        for (device, tenant) in new {
+        let is_taken =
+            |id: &PrefetchId, it: &RequestFacts| listed.contains_key(id) || it.told == Told::Accepted;
+        // A request that has ended may have been taken, or not.
+        let new = self.facts.prefetches.requests.iter().filter(|(_, it)| it.told_before == Told::Nothing);
+        let new: Vec<_> =
+            new.filter_map(|(id, it)| Some((it.device?, it.tenant, is_taken(id, it)))).collect();
+        for (device, tenant, certainly) in new {
             let facts = &self.facts.prefetches;
             let queued = facts.requests.values().filter(|it| it.was_queued() && it.device == Some(device));
-            let active: BTreeSet<Tenant> = queued.map(|it| it.tenant).collect();
+            let mut active: BTreeSet<Tenant> = queued.map(|it| it.tenant).collect();
+            active.extend(facts.sequences.waiting_tenants(device));
             if active.contains(&tenant) {
                 continue;
             }
-            let active: BTreeSet<Tenant> =
-                active.into_iter().filter(|of| self.class_of(*of) == self.class_of(tenant)).collect();
-            let facts = &mut self.facts.prefetches;
-            let fetched_for = |of: Tenant| facts.fetched.get(&(device, of)).copied().unwrap_or(Some(0));
-            let least = active.iter().map(|of| fetched_for(*of)).min().unwrap_or(Some(0));
-            let is_known = active.iter().all(|of| fetched_for(*of).is_some());
-            let own = fetched_for(tenant).zip(least).map(|(own, least)| own.max(least));
-            facts.fetched.insert((device, tenant), own.filter(|_| is_known));
+            active.retain(|of| self.class_of(*of) == self.class_of(tenant));
+            let shares: Vec<FetchedShare> = active.iter().map(|of| self.fetched_share(device, *of)).collect();
+            let least = FetchedShare {
+                min: shares.iter().map(|it| it.min).min().unwrap_or_default(),
+                max: shares.iter().map(|it| it.max).min().unwrap_or_default(),
+            };
+            let share = self.facts.prefetches.fetched.entry((device, tenant)).or_default();
+            share.max = share.max.max(least.max);
+            if certainly {
+                share.min = share.min.max(least.min);
+            }
         }
     }
 
@@ -91,7 +95,6 @@ impl Oracle {
             self.check_turn_of_tenant(*id, request, &begun, fetched);
             self.check_sequence((*id, request), &begun, moves);
         }
-        self.count_fetched(&begun, moves);
     }
 
     fn check_not_before_demand(&mut self, id: PrefetchId, request: &RequestFacts, broker: &Broker) {
@@ -148,11 +151,16 @@ impl Oracle {
         });
     }
 
-    /// Whether the first request of a tenant goes before that of another tenant. `None` if the oracle does not know.
+    fn fetched_share(&self, device: usize, tenant: Tenant) -> FetchedShare {
+        self.facts.prefetches.fetched.get(&(device, tenant)).copied().unwrap_or_default()
+    }
+
+    /// Whether the first request of a tenant goes before that of another tenant, each with the bytes fetched for its
+    /// tenant. `None` if the oracle does not know.
     fn goes_before(
         &self,
-        one: (PrefetchId, &RequestFacts),
-        other: (PrefetchId, &RequestFacts),
+        one: (PrefetchId, &RequestFacts, FetchedShare),
+        other: (PrefetchId, &RequestFacts, FetchedShare),
     ) -> Option<bool> {
         let (first, second) = (self.class_of(one.1.tenant), self.class_of(other.1.tenant));
         if first != second {
@@ -163,16 +171,21 @@ impl Oracle {
         if first != second {
             return Some(key(first) < key(second));
         }
-        let fetched = |it: &RequestFacts| {
-            // Bytes that were fetched for sequences count too.
-            if self.facts.prefetches.sequences.is_any() {
-                return None;
-            }
-            let of = (it.device?, it.tenant);
-            self.facts.prefetches.fetched.get(&of).copied().unwrap_or(Some(0))
-        };
-        let key = |id: PrefetchId, it: &RequestFacts| Some((fetched(it)?, it.since, id));
-        Some(key(one.0, one.1)? < key(other.0, other.1)?)
+        let (first, second) = (one.2, other.2);
+        if first.max < second.min || second.max < first.min {
+            return Some(first.max < second.min);
+        }
+        let is_known = [first, second].iter().all(|it| it.min == it.max);
+        is_known.then(|| (one.1.since, one.0) < (other.1.since, other.0))
+    }
+
+    /// Whether the oracle does not know which request of the tenant was first in all of this event: the daemon's own for
+    /// sequences may have been, or one that ended or let others pass.
+    fn may_have_changed_first(&self, tenant: Tenant, device: Option<usize>) -> bool {
+        let changed = |it: &RequestFacts| it.misses_since_now || (it.was_queued() && it.told == Told::End);
+        let mut of = self.facts.prefetches.requests.values();
+        of.any(|it| (it.tenant, it.device) == (tenant, device) && changed(it))
+            || device.is_some_and(|device| self.facts.prefetches.sequences.has_any(tenant, device))
     }
 
     /// Checks that no other tenant's first request still waits which goes first and certainly had room.
@@ -198,15 +211,15 @@ impl Oracle {
             }
         }
         heads.remove(&request.tenant);
-        // Another request of the tenant may have been first until it let this one pass.
-        let until_now = self.facts.prefetches.requests.values().filter(|it| it.misses_since_now);
-        until_now.for_each(|it| _ = heads.remove(&it.tenant));
-        heads.retain(|tenant, _| !self.facts.prefetches.sequences.has_queued(*tenant));
+        heads.retain(|tenant, _| !self.may_have_changed_first(*tenant, request.device));
+        let share = |it: &RequestFacts| {
+            it.device.map(|device| self.fetched_share(device, it.tenant)).unwrap_or_default()
+        };
         let is_passed = |(of, it): &(PrefetchId, &RequestFacts)| {
             it.was_queued()
                 && !has_begun_another(it.tenant)
                 && !self.may_be_paused(it)
-                && self.goes_before((*of, it), (id, request)) == Some(true)
+                && self.goes_before((*of, it, share(it)), (id, request, share(request))) == Some(true)
                 && self.surely_had_room(it, fetched)
         };
         let passed = heads.into_values().find(is_passed).map(|(of, it)| (of, it.clone()));
@@ -225,31 +238,45 @@ impl Oracle {
         if !self.step.released.is_empty() || !self.step.left_device.is_empty() || self.step.prefetch_stopped {
             return;
         }
-        // A waiter in the line may have had a part fetched before.
-        let is_own = |part: &PartRef| {
-            moves.iter().any(|it| it.part == *part && it.cause == Cause::Prefetch && it.to == Tier::Device)
-        };
         let first_of = |it: &RequestFacts| {
-            self.step.fetched.iter().position(|part| it.spec.parts.contains(part) && is_own(part))
+            let is_own = |part: &PartRef| it.spec.parts.contains(part) && self.is_for_one(*part, moves);
+            self.step.fetched.iter().position(is_own)
         };
-        // Of its tenant. The turns of later ones depend on those before.
-        let is_first = |of: PrefetchId, it: &RequestFacts| {
-            let own =
-                begun.iter().filter(|(_, other)| (other.tenant, other.device) == (it.tenant, it.device));
-            own.map(|(id, other)| place(*id, other)).min() == Some(place(of, it))
+        let Some((at, device)) = first_of(request).zip(request.device) else { return };
+        let of_tenant = |tenant: Tenant| {
+            begun.iter().filter(move |(_, it)| (it.tenant, it.device) == (tenant, Some(device)))
         };
+        // The bytes fetched for a tenant by the time that the request began.
+        let share_then = |tenant: Tenant| {
+            let mut share = self.fetched_share(device, tenant);
+            for (_, it) in of_tenant(tenant) {
+                let first = first_of(it);
+                if first.is_none_or(|first| first < at) {
+                    let more = self.share_of(it, moves);
+                    share.max = share.max.saturating_add(more.max);
+                    share.min += if first.is_some() { more.min } else { 0 };
+                }
+            }
+            share
+        };
+        let own = share_then(request.tenant);
         let is_passed = |(of, it): &&(PrefetchId, RequestFacts)| {
             let shares = it.spec.parts.iter().any(|part| request.spec.parts.contains(part));
-            let began_later = first_of(it).zip(first_of(request)).is_some_and(|(its, own)| its > own);
+            let share = share_then(it.tenant);
+            // Each of these may have been the first of its tenant when the request began.
+            let mut firsts = of_tenant(it.tenant).filter(|(before, other)| {
+                place(*before, other) <= place(*of, it) && first_of(other).is_none_or(|first| first > at)
+            });
             it.device == request.device
                 && it.tenant != request.tenant
-                && it.was_queued()
                 && !shares
-                && began_later
-                && is_first(*of, it)
-                && is_first(id, request)
+                && first_of(it).is_some_and(|first| first > at)
                 && !self.may_be_paused(it)
-                && self.goes_before((*of, it), (id, request)) == Some(true)
+                && !self.may_have_changed_first(it.tenant, it.device)
+                && firsts.all(|(before, other)| {
+                    let goes_before = self.goes_before((*before, other, share), (id, request, own));
+                    other.was_queued() && goes_before == Some(true)
+                })
         };
         let passed = begun.iter().find(is_passed).cloned();
         self.expect(PREFETCH_ORDER, passed.is_none(), || {
@@ -299,34 +326,68 @@ impl Oracle {
             && needed.iter().all(is_within_limit)
     }
 
-    /// Counts the bytes that are fetched for requests that began.
-    fn count_fetched(&mut self, begun: &[(PrefetchId, RequestFacts)], moves: &[MoveView]) {
-        let is_new = |it: &&MoveView| {
-            it.cause == Cause::Prefetch && it.to == Tier::Device && it.since == self.facts.now
-        };
-        let moving: BTreeMap<PartRef, u64> =
-            moves.iter().filter(is_new).map(|it| (it.part, it.bytes.get())).collect();
-        for (_, request) in begun {
-            let Some(device) = request.device else { continue };
-            let weight = u128::from(self.standing_of(&self.facts.tenants[request.tenant]).weight.get());
-            // Fine enough for the largest weight.
-            let divided = |bytes: u64| u128::from(bytes) * 10_000 / weight;
-            let mut bytes = Some(0_u128);
-            for part in &request.spec.parts {
-                let is_shared = begun.iter().filter(|(_, it)| it.spec.parts.contains(part)).count() > 1;
-                let was_fetched = self.step.fetched.contains(part) || moving.contains_key(part);
-                bytes = match moving.get(part) {
-                    _ if is_shared && was_fetched => None,
-                    Some(size) => bytes.map(|sum| sum + divided(*size)),
-                    None if was_fetched => {
-                        bytes.zip(self.size_of(*part)).map(|(sum, size)| sum + divided(size))
-                    }
-                    None => bytes,
-                };
-            }
-            let before = self.facts.prefetches.fetched.get(&(device, request.tenant)).copied();
-            let sum = before.unwrap_or(Some(0)).zip(bytes).map(|(before, more)| before + more);
-            self.facts.prefetches.fetched.insert((device, request.tenant), sum);
+    /// The requests that began in this event, and those that ended and may have begun before.
+    fn maybe_begun(&self) -> impl Iterator<Item = &RequestFacts> {
+        let requests = self.facts.prefetches.requests.values();
+        requests.filter(|it| it.told_before <= Told::Deferred && it.told > Told::Deferred)
+    }
+
+    /// Whether a part that is fetched since this event certainly comes for the one request that began with it, and not
+    /// for a waiter or a sequence.
+    fn is_for_one(&self, part: PartRef, moves: &[MoveView]) -> bool {
+        let is_its = |it: &MoveView| it.part == part && it.cause == Cause::Prefetch && it.to == Tier::Device;
+        self.maybe_begun().filter(|it| it.spec.parts.contains(&part)).count() == 1
+            && !self.facts.prefetches.sequences.is_named(part)
+            && moves.iter().any(is_its)
+    }
+
+    /// The bytes that were fetched in this event for a request that began.
+    fn share_of(&self, request: &RequestFacts, moves: &[MoveView]) -> FetchedShare {
+        let mut share = FetchedShare::default();
+        for part in request.spec.parts.iter().filter(|part| self.step.fetched.contains(part)) {
+            let bytes = self.weighted(*part, request.tenant);
+            let is_certain = request.has_begun() && self.is_for_one(*part, moves);
+            share.min += if is_certain { bytes } else { 0 };
+            share.max = share.max.saturating_add(bytes);
+        }
+        share
+    }
+
+    /// The bytes of a part divided by the weight of a tenant.
+    fn weighted(&self, part: PartRef, tenant: Tenant) -> u128 {
+        let weight = u128::from(self.standing_of(&self.facts.tenants[tenant]).weight.get());
+        // Fine enough for the largest weight.
+        self.size_of(part).map_or(u128::MAX, |bytes| u128::from(bytes) * 10_000 / weight)
+    }
+
+    /// Counts the bytes that were fetched in this event for requests of clients.
+    pub(super) fn count_fetched(&mut self, moves: &[MoveView]) {
+        let share_of = |it: &RequestFacts| Some(((it.device?, it.tenant), self.share_of(it, moves)));
+        let shares: Vec<_> = self.maybe_begun().filter_map(share_of).collect();
+        for (of, more) in shares {
+            let share = self.facts.prefetches.fetched.entry(of).or_default();
+            share.min += more.min;
+            share.max = share.max.saturating_add(more.max);
+        }
+    }
+
+    /// Counts the most that may have been fetched in this event for sequences. The oracle does not know when their tenants
+    /// begin to ask, so they may always have as much as any other one.
+    pub(super) fn count_fetched_for_sequences(&mut self) {
+        let mut most: BTreeMap<usize, u128> = BTreeMap::new();
+        for ((device, _), share) in &self.facts.prefetches.fetched {
+            let most = most.entry(*device).or_default();
+            *most = share.max.max(*most);
+        }
+        let named: Vec<_> = self.facts.prefetches.sequences.named().collect();
+        for ((device, tenant), parts) in &named {
+            let fetched = self.step.fetched.iter().filter(|part| parts.contains(part));
+            let most = most.entry(*device).or_default();
+            *most = fetched.map(|part| self.weighted(*part, *tenant)).fold(*most, u128::saturating_add);
+        }
+        for (of, _) in named {
+            let most = most.get(&of.0).copied().unwrap_or_default();
+            self.facts.prefetches.fetched.entry(of).or_default().max = most;
         }
     }
 }

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use broker_core::{
-    Broker, ChannelId, PartRef, PrefetchPhase, PrefetchView, Refusal, SequenceSpec, SequenceState, Tier,
+    Broker, ChannelId, PartRef, PrefetchPhase, PrefetchView, Refusal, SequenceSpec, SequenceState,
     invariants::{SEQUENCE_HELD, SEQUENCE_ORDER, SEQUENCE_WINDOW},
 };
 use vramd_types::{AllocationId, SessionId};
@@ -177,13 +177,24 @@ impl Sequences {
         self.live.values().any(|it| it.steps.iter().flatten().any(|other| *other == part))
     }
 
-    /// Whether a tenant has an own request that waits on the device.
-    pub(crate) fn has_queued(&self, tenant: Tenant) -> bool {
-        let of = |it: &&PrefetchView| {
-            let sequence = it.place.and_then(|place| self.live.get(&(it.session, place.sequence)));
-            sequence.is_some_and(|sequence| sequence.tenant == tenant)
-        };
-        self.own.values().filter(of).any(|it| matches!(it.phase, PrefetchPhase::Queued(_)))
+    /// Whether the daemon may make requests for sequences of the tenant on the device, or made some before the event.
+    pub(crate) fn has_any(&self, tenant: Tenant, device: usize) -> bool {
+        self.live.values().any(|it| (it.tenant, it.device) == (tenant, Some(device)))
+    }
+
+    /// The tenants with requests for sequences that waited on the device before the event.
+    pub(crate) fn waiting_tenants(&self, device: usize) -> BTreeSet<Tenant> {
+        let waiting = self.own.values().filter(|it| matches!(it.phase, PrefetchPhase::Queued(_)));
+        let of = waiting.filter_map(|it| self.live.get(&(it.session, it.place?.sequence)));
+        of.filter(|it| it.device == Some(device)).map(|it| it.tenant).collect()
+    }
+
+    /// The devices and tenants of all sequences, and the parts that each names.
+    pub(crate) fn named(&self) -> impl Iterator<Item = ((usize, Tenant), BTreeSet<PartRef>)> {
+        self.live.values().filter_map(|it| {
+            let parts = it.steps.iter().flatten().copied().collect();
+            it.device.map(|device| ((device, it.tenant), parts))
+        })
     }
 }
 
@@ -320,6 +331,7 @@ impl Oracle {
         if !self.facts.prefetches.sequences.is_any() {
             return;
         }
+        self.count_fetched_for_sequences();
         let views = broker.prefetches();
         let own = views.into_iter().filter(|it| it.place.is_some());
         let own: BTreeMap<PrefetchId, PrefetchView> = own.map(|it| ((it.session, it.number), it)).collect();
@@ -418,11 +430,7 @@ impl Oracle {
             let sequence = facts.live.get(&(view.session, place.sequence));
             let Some(sequence) = sequence.filter(|it| it.device == Some(device)) else { return false };
             let parts = sequence.parts_at(place.step);
-            let brings_own = parts.iter().any(|part| {
-                let is_own =
-                    self.facts.allocations.get(&part.allocation).is_some_and(|it| it.tenant == tenant);
-                is_own && self.tier_of(*part).is_some_and(|tier| tier != Tier::Device)
-            });
+            let brings_own = parts.iter().any(|part| self.is_brought(*part, tenant));
             let steps = place.step.saturating_sub(sequence.begun.unwrap_or(0));
             let is_later = match facts.need_of(tenant, part) {
                 None => self.ranks_no_higher(part, parts),

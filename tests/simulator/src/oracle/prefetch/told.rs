@@ -242,6 +242,7 @@ impl Oracle {
         self.record_entered_queues(&listed);
         self.learn_begun(&moves);
         self.check_prefetch_order(broker, &moves);
+        self.count_fetched(&moves);
         self.check_copy_order(&listed, &moves);
         let requests = std::mem::take(&mut self.facts.prefetches.requests);
         let mut any_ended = false;
@@ -351,11 +352,11 @@ impl Oracle {
                 let there = spec.parts.iter().copied().filter(|part| !coming.contains(part));
                 let (there, others): (Vec<_>, Vec<_>) = there.partition(is_there);
                 unused.extend(there.into_iter().filter(|part| !touched.contains(part)));
-                let left_out = others.iter().filter(|part| !self.is_in_place(**part)).count();
-                let is_split = spec.whole && left_out > 0;
+                let is_split = spec.whole && others.iter().any(|part| !self.is_in_place(*part));
                 self.expect(PREFETCH_TOLD, !is_split, || {
                     format!("{id:?} begins without {others:?}, and is whole")
                 });
+                let left_out = others.iter().filter(|part| !self.is_surely_in_place(**part)).count();
                 request.left_out = Some(left_out);
             } else {
                 let arrived = coming.iter().copied().filter(|part| !is_coming(part));

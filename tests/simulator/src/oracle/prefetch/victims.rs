@@ -89,7 +89,7 @@ impl Oracle {
     }
 
     /// Whether the part is of that tenant and off its device, or was before this event.
-    fn is_brought(&self, part: PartRef, tenant: Tenant) -> bool {
+    pub(super) fn is_brought(&self, part: PartRef, tenant: Tenant) -> bool {
         let is_own = self.facts.allocations.get(&part.allocation).is_some_and(|it| it.tenant == tenant);
         let is_below = self.tier_of(part).is_some_and(|tier| tier != broker_core::Tier::Device);
         is_own && (is_below || self.step.fetched.contains(&part))
