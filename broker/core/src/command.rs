@@ -556,6 +556,7 @@ pub enum Notice {
     /// A session used a part that was brought unasked, or the part was brought in vain.
     SpeculationEnded {
         part: PartRef,
+        /// The tenant of the session that it was brought for.
         tenant: Arc<str>,
         bytes: Bytes,
         end: SpeculationEnd,

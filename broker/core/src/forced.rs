@@ -56,6 +56,7 @@ impl Broker {
                     reason: None,
                     sum: None,
                     since: self.shell.now,
+                    copied_since: None,
                     state: from,
                     is_made: true,
                     clean: false,

@@ -16,12 +16,12 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use vramd_types::{AllocationId, Bytes, DeviceIndex};
+use vramd_types::{AllocationId, Bytes};
 
 use crate::{
-    event::{PartRef, Pattern},
+    event::{PartRef, Pattern, Tier},
     eviction::EvictionReason,
-    moves::Cause,
+    moves::{Cause, LinkLoad},
     time::Time,
 };
 
@@ -40,9 +40,6 @@ const FACTOR_BUSY: u32 = 200;
 const FACTOR_WAITING: u32 = 100;
 const BUSY_PERCENT: u64 = 80;
 const WAITING_PERCENT: u64 = 30;
-
-/// The older measurements lose one of so many parts of their weight with each new one.
-const SMOOTHING: u64 = 8;
 
 /// From so many stays on, older ones count less.
 const STAYS_MAX: u32 = 64;
@@ -85,18 +82,6 @@ pub enum PlacedBy {
     ReadInPlace,
 }
 
-/// How busy the link to a device is, and how fast.
-#[derive(Debug, Default)]
-struct Link {
-    /// Of the last copies together.
-    bytes: u64,
-    busy: u64,
-    waiting: u64,
-    /// From the end of the copy before the first of them.
-    elapsed: u64,
-    last: Time,
-}
-
 #[derive(Clone, Copy, Debug, Default)]
 struct Uses {
     uses: u32,
@@ -106,55 +91,22 @@ struct Uses {
 /// The measurements that decide where parts are read, and how each part came to where it lies.
 #[derive(Debug, Default)]
 pub(crate) struct Placements {
-    links: BTreeMap<DeviceIndex, Link>,
     uses: BTreeMap<AllocationId, Uses>,
     placed: BTreeMap<PartRef, Placement>,
     /// Sums of parts that are to move, until their moves begin.
     decided: BTreeMap<PartRef, PlacementSum>,
 }
 
-impl Link {
-    fn percent(part: u64, of: u64) -> u64 {
-        part.saturating_mul(100).checked_div(of).unwrap_or_default()
-    }
-
-    /// The factor at a time, in percent.
-    fn factor(&self, now: Time) -> u32 {
-        let elapsed = self.elapsed.saturating_add(micros(now.since(self.last)));
-        let is_busy = Self::percent(self.busy, elapsed) > BUSY_PERCENT;
-        let is_awaited = Self::percent(self.waiting, elapsed) > WAITING_PERCENT;
-        match (is_busy, is_awaited) {
-            (true, false) => FACTOR_BUSY,
-            (false, true) => FACTOR_WAITING,
-            (true, true) | (false, false) => FACTOR,
-        }
-    }
-
-    fn time_for(&self, bytes: Bytes) -> Duration {
-        let took = u128::from(bytes.get()).saturating_mul(self.busy.into()) / u128::from(self.bytes.max(1));
-        Duration::from_micros(u64::try_from(took).unwrap_or(u64::MAX))
+/// The factor at a load of the link, in percent.
+const fn factor(load: LinkLoad) -> u32 {
+    match (load.busy > BUSY_PERCENT, load.awaited > WAITING_PERCENT) {
+        (true, false) => FACTOR_BUSY,
+        (false, true) => FACTOR_WAITING,
+        (true, true) | (false, false) => FACTOR,
     }
 }
 
 impl Placements {
-    /// Records a copy from host memory to a device that began then and has ended now. Of copies that overlap, each counts
-    /// from the end of the one before. `awaited`: a client waited for it.
-    pub(crate) fn record_copy(
-        &mut self,
-        device: DeviceIndex,
-        (bytes, awaited): (Bytes, bool),
-        (began, now): (Time, Time),
-    ) {
-        let link = self.links.entry(device).or_insert_with(|| Link { last: began, ..Link::default() });
-        let keep = |sum: u64| sum.saturating_sub(sum / SMOOTHING);
-        let took = micros(now.since(began.max(link.last))).max(1);
-        link.bytes = keep(link.bytes).saturating_add(bytes.get());
-        link.busy = keep(link.busy).saturating_add(took);
-        link.waiting = keep(link.waiting).saturating_add(if awaited { took } else { 0 });
-        link.elapsed = keep(link.elapsed).saturating_add(micros(now.since(link.last)).max(took));
-        link.last = now;
-    }
-
     /// Records a use of a part of the allocation.
     pub(crate) fn record_use(&mut self, id: AllocationId) {
         let uses = self.uses.entry(id).or_default();
@@ -177,15 +129,15 @@ impl Placements {
         uses.saturating_mul(100).checked_div(stays).map(|uses| uses.max(100))
     }
 
-    /// The sum for a part of that pattern. `None` if the daemon does not know enough: then the part moves.
+    /// The sum for a part of the allocation with that pattern, which takes the link so long. `None` if no part of the
+    /// allocation has stayed yet: then the part moves.
     pub(crate) fn sum_for(
         &self,
-        (id, device): (AllocationId, DeviceIndex),
+        id: AllocationId,
         (bytes, pattern): (Bytes, Pattern),
-        now: Time,
+        (copy, load): (Duration, LinkLoad),
     ) -> Option<PlacementSum> {
-        let (link, expected_uses) = (self.links.get(&device)?, self.expected_uses(id)?);
-        let copy = link.time_for(bytes);
+        let expected_uses = self.expected_uses(id)?;
         let reads_one_of = if pattern == Pattern::Sparse { SPARSE_READS_ONE_OF } else { 1 };
         let local = u128::from(bytes.get()).saturating_mul(1_000_000) / u128::from(LOCAL_BYTES_PER_SECOND);
         let local = Duration::from_micros(u64::try_from(local).unwrap_or(u64::MAX));
@@ -193,7 +145,7 @@ impl Placements {
         Some(PlacementSum {
             benefit: gained.saturating_mul(expected_uses) / 100,
             cost: copy.saturating_add(REMAP),
-            factor: link.factor(now),
+            factor: factor(load),
             expected_uses,
         })
     }
@@ -203,8 +155,15 @@ impl Placements {
         self.decided.insert(part, sum);
     }
 
-    pub(crate) fn take_decided(&mut self, part: PartRef) -> Option<PlacementSum> {
-        self.decided.remove(&part)
+    /// Takes the sum by which a part was to move, for a move that begins. Another one makes it void.
+    pub(crate) fn take_decided(&mut self, part: PartRef, (to, cause): (Tier, Cause)) -> Option<PlacementSum> {
+        let is_decided = to == Tier::Device && matches!(cause, Cause::Demand | Cause::Speculation);
+        self.decided.remove(&part).filter(|_| is_decided)
+    }
+
+    /// The part does not move by its sum: a later move is decided anew.
+    pub(crate) fn forget_decided(&mut self, part: PartRef) {
+        self.decided.remove(&part);
     }
 
     pub(crate) fn place(&mut self, part: PartRef, placement: Placement) {
@@ -225,68 +184,61 @@ impl Placements {
     }
 }
 
-fn micros(time: Duration) -> u64 {
-    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
-}
-
 #[cfg(test)]
 mod tests {
+    use vramd_types::PartIndex;
+
     use super::*;
 
-    const ON: DeviceIndex = DeviceIndex(0);
     const ID: AllocationId = AllocationId::from_raw(7);
+    const IDLE: LinkLoad = LinkLoad { busy: 5, awaited: 5 };
 
-    /// Copies of 256 MiB at 50 GB/s, one each 100 ms, of which a client waits for the last `awaited` ones.
-    fn link(every_us: u64, awaited: u64) -> Placements {
-        let mut placements = Placements::default();
-        for at in 0..40 {
-            let began = Time::from_micros(at * every_us);
-            let times = (began, began.after(Duration::from_micros(5_369)));
-            placements.record_copy(ON, (Bytes::mib(256), at >= 40 - awaited), times);
-        }
-        placements.record_stay(ID);
-        placements
-    }
-
-    fn sum(placements: &Placements, pattern: Pattern, every_us: u64) -> PlacementSum {
-        let now = Time::from_micros(39 * every_us + 5_369);
-        placements.sum_for((ID, ON), (Bytes::mib(256), pattern), now).expect("all is known")
+    /// The sum for 256 MiB, which take 5 ms.
+    fn sum(placements: &Placements, pattern: Pattern) -> Option<PlacementSum> {
+        placements.sum_for(ID, (Bytes::mib(256), pattern), (Duration::from_micros(5_369), IDLE))
     }
 
     #[test]
     fn part_moves_from_the_second_expected_use_on() {
-        let mut placements = link(100_000, 0);
-        let once = sum(&placements, Pattern::Sequential, 100_000);
+        let mut placements = Placements::default();
+        assert_eq!(sum(&placements, Pattern::Sequential), None, "no part has stayed yet");
+        placements.record_stay(ID);
+        let once = sum(&placements, Pattern::Sequential).unwrap();
         assert!(!once.pays() && once.factor == FACTOR && once.expected_uses == 100, "{once:?}");
         (0..2).for_each(|_| placements.record_use(ID));
-        assert!(sum(&placements, Pattern::Sequential, 100_000).pays());
-        assert!(!sum(&placements, Pattern::Sparse, 100_000).pays());
+        assert!(sum(&placements, Pattern::Sequential).is_some_and(|sum| sum.pays()));
+        assert!(sum(&placements, Pattern::Sparse).is_some_and(|sum| !sum.pays()));
         (0..30).for_each(|_| placements.record_use(ID));
         assert!(
-            sum(&placements, Pattern::Sparse, 100_000).pays(),
+            sum(&placements, Pattern::Sparse).is_some_and(|sum| sum.pays()),
             "even one of sixteen bytes pays when read so often"
         );
     }
 
     #[test]
     fn factor_follows_the_link() {
-        let of = |every_us, awaited| sum(&link(every_us, awaited), Pattern::Sequential, every_us).factor;
-        assert_eq!(of(5_500, 0), FACTOR_BUSY, "the link is hardly ever idle");
-        assert_eq!(of(10_000, 40), FACTOR_WAITING, "clients wait half of the time");
-        assert_eq!(of(5_500, 40), FACTOR);
-        assert_eq!(of(100_000, 40), FACTOR);
+        let of = |busy, awaited| factor(LinkLoad { busy, awaited });
+        assert_eq!(of(97, 0), FACTOR_BUSY, "the link is hardly ever idle");
+        assert_eq!(of(54, 54), FACTOR_WAITING, "clients wait half of the time");
+        assert_eq!(of(97, 97), FACTOR);
+        assert_eq!(of(5, 5), FACTOR);
     }
 
     #[test]
-    fn nothing_is_decided_without_measurements() {
-        let placements = Placements::default();
-        assert_eq!(
-            placements.sum_for((ID, ON), (Bytes::mib(2), Pattern::Sparse), Time::from_micros(0)),
-            None
-        );
-        let mut measured = link(100_000, 0);
-        measured.forget(ID);
-        assert_eq!(measured.sum_for((ID, ON), (Bytes::mib(2), Pattern::Sparse), Time::from_micros(0)), None);
+    fn sum_is_void_for_another_move() {
+        let mut placements = Placements::default();
+        placements.record_stay(ID);
+        let (part, decided) =
+            (PartRef { allocation: ID, part: PartIndex(0) }, sum(&placements, Pattern::Sparse));
+        for (to, cause, taken) in [
+            (Tier::Device, Cause::Demand, decided),
+            (Tier::Device, Cause::Prefetch, None),
+            (Tier::Disk, Cause::Demand, None),
+        ] {
+            placements.decide(part, decided.unwrap());
+            assert_eq!(placements.take_decided(part, (to, cause)), taken);
+            assert_eq!(placements.take_decided(part, (Tier::Device, Cause::Demand)), None);
+        }
     }
 
     #[test]

@@ -225,7 +225,7 @@ mod bugs {
         HandedOverUnread: "the extent that a part leaves is handed over before the copy out of it has ended", [EXTENTS, MIGRATIONS, COPIES];
         HandOverChargedTwice: "a handed-over extent is charged to its new tenant twice", [LEDGER_BALANCES, LEDGER_ORACLE];
         HandOverUncharged: "a handed-over extent is charged to no tenant from then on", [LEDGER_ORACLE, LIMIT, ADMISSION];
-        FailedCopyTakenForClean: "the bytes that a failed copy left in the backing are taken for the content of the part", [CONTENT];
+        FailedCopyTakenForClean: "the bytes that a failed copy left in the backing are taken for the content of the part", [CONTENT, FIRST_CONTENT];
         EndedPinAnswered: "a pin call is answered although its client has ended it", [PIN_ANSWERS, LINE_ORDER];
         FailedWriteBackTakenForClean: "a backing still counts as clean after its write-back failed", [CONTENT];
         WrittenSinceIgnored: "a written-back part counts as clean although it was written meanwhile", [CONTENT];
@@ -309,6 +309,9 @@ mod bugs {
         SpeculationAboveAll: "parts are brought unasked while clients wait for room or requests are queued", [SPECULATION];
         SpeculationNeverOff: "parts are brought unasked however many of them were wasted", [SPECULATION];
         PlacementFactorIgnored: "a part moves to its device as soon as the benefit is above the cost", [PLACEMENT];
+        NearestStepSkipped: "of the parts that a session will pin next the nearest is not brought", [SPECULATION];
+        UncopiedMoveMeasured: "a part that came without a copy counts as a copy of no time", [PLACEMENT];
+        NamedPartReadInPlace: "a part goes on being read in host memory although a request, a sequence, a hold or advice comes before", [PLACEMENT];
         PrefetchBeforeDemand: "a link lets a prefetch pass demand", [LINK_ORDER, LINK_SHARES];
         ShareLentForEver: "a link does not return the share that a class lent to others", [LINK_SHARES];
         ShareSavedUp: "a link lets a class save up the share that it does not want", [LINK_SHARES];

@@ -150,3 +150,64 @@ fn zero_bytes_mean_never() {
     }
     assert_eq!(brought(&world), Vec::<u32>::new());
 }
+
+#[test]
+fn several_steps_come_where_a_copy_takes_longer_than_a_step() {
+    let mut world = tiers(128, 128);
+    let client = world.open_pinning("a");
+    // No client has ever made a request: a pin shows how slow the link is.
+    let slow = below(&mut world, client, 1);
+    world.copy_time = 20_000;
+    use_once(&mut world, client, 1, slow[0]);
+    world.copy_time = 0;
+    let all = below(&mut world, client, 12);
+    for (call, part) in (2..).zip(&all[..4]) {
+        world.advance(1_000);
+        use_once(&mut world, client, call, *part);
+    }
+    assert!(brought(&world).len() >= 3, "a copy takes some 4 ms, and a step 1 ms: {:?}", brought(&world));
+}
+
+#[test]
+fn brought_part_does_not_raise_the_level() {
+    let mut world = tiers(100, 100);
+    let client = world.open_pinning("a");
+    let all = below(&mut world, client, 12);
+    world.allocate(client, spec(70)).expect("room");
+    for (call, part) in (1..=4).zip(&all) {
+        use_once(&mut world, client, call, *part);
+    }
+    // At 78 MiB it is normal, and at 80 MiB elevated.
+    assert_eq!(brought(&world), Vec::<u32>::new());
+}
+
+#[test]
+fn waste_for_one_tenant_ends_nothing_for_another() {
+    let mut world = tiers(256, 256);
+    let owner = world.open_pinning("a");
+    let mut spec = AllocationSpec { part_size: Some(Bytes::mib(2)), unpinned: true, ..spec(96) };
+    spec.readers = vec!["b".to_owned()];
+    let id = world.sealed(owner, spec);
+    let all = parts(&world, id);
+    let reader = world.open_pinning("b");
+    world.call(reader, ClientRequest::Attach(Target::Id(id))).expect("a reader");
+    world.operate(to(id, Tier::Host)).expect("it goes");
+    let mut calls = 1..;
+    let mut walk = |world: &mut World, client, indices: std::ops::Range<usize>| {
+        for part in &all[indices] {
+            use_once(world, client, calls.next().unwrap(), *part);
+        }
+    };
+    for begin in [0, 30, 6, 36, 12, 42, 18, 24] {
+        walk(&mut world, reader, begin..begin + 4);
+    }
+    walk(&mut world, reader, 0..1);
+    assert!(is_off(&world, id), "{} are wasted", ends(&world, SpeculationEnd::Wasted));
+    world.operate(to(id, Tier::Host)).expect("it goes");
+    let before = brought(&world).len();
+    walk(&mut world, reader, 0..6);
+    assert_eq!(brought(&world).len(), before, "it is off for the reader");
+    world.operate(to(id, Tier::Host)).expect("it goes");
+    walk(&mut world, owner, 0..5);
+    assert_eq!(brought(&world)[before..], [4, 5]);
+}

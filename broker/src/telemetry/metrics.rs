@@ -339,7 +339,7 @@ pub const SPECULATION: Definition = count(
     "vramd.speculation.io",
     "By",
     &[SPECULATION_OUTCOME],
-    "Bytes that the daemon brought to devices unasked, once it is known whether a session used them. An allocation of which more than 15 % was wasted gets no more.",
+    "Bytes that the daemon brought to devices unasked, once it is known whether a session used them. An allocation of which more than 15 % was wasted for the sessions of a tenant gets no more for them.",
 );
 pub const PLACEMENTS: Definition = count(
     MetricKind::Counter,

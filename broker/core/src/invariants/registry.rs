@@ -166,9 +166,9 @@ registry! {
     PREFETCH_PAUSED = "INV-PREFETCH-5", Oracle "prefetch/paused.rs",
         "No prefetch of a background tenant begins at elevated pressure of its device, and none of a utility tenant at high pressure.";
     SPECULATION = "INV-PREFETCH-6", Oracle "prefetch/speculation.rs",
-        "Parts brought unasked go on in the order of a session's pin calls for that allocation. They take only room that no client asks for, and end where too many are wasted.";
+        "Parts brought unasked go on in the order of a session's pin calls for that allocation, the nearest first. They take only room that no client asks for, and end where too many are wasted.";
     PLACEMENT = "INV-PLACE-2", Oracle "mappings/placement.rs",
-        "Where the sum is known, a part moves to its device if the benefit is above the factor times the cost, and is read in host memory if not.";
+        "Where the sum is known, a part moves to its device if the benefit is above the factor times the cost, and is read in host memory if not. Its terms follow from the copies so far. A part is read there only as long as the sum applies.";
     IN_PLACE = "INV-PLACE-1", Oracle "mappings/in_place.rs",
         "A part that is accessed in place is mapped in host memory where it lies, and no pin fetches it.";
     FILES = "INV-FILE-1", Recomputed "files.rs",

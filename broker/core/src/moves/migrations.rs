@@ -25,6 +25,8 @@ pub(crate) struct Migration {
     /// The sum by which it moves to its device, if there was one.
     pub(crate) sum: Option<PlacementSum>,
     pub(crate) since: Time,
+    /// Since when it is copied, if it is.
+    pub(crate) copied_since: Option<Time>,
     pub(crate) state: MigrationState,
     /// The destination has been created.
     pub(crate) is_made: bool,
@@ -81,6 +83,13 @@ impl UnderWay<Migration> {
     pub(crate) fn made(&mut self, part: PartRef) {
         if let Some(migration) = self.get_mut(part) {
             migration.is_made = true;
+        }
+    }
+
+    /// Records that the copy begins now.
+    pub(crate) fn begin_copy(&mut self, part: PartRef, now: Time) {
+        if let Some(migration) = self.get_mut(part) {
+            migration.copied_since = Some(now);
         }
     }
 

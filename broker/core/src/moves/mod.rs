@@ -8,6 +8,7 @@
 mod attach_waiters;
 mod backing;
 mod detached;
+mod links;
 mod migrations;
 mod missing_backings;
 mod outcome;
@@ -22,6 +23,7 @@ use vramd_types::AllocationId;
 pub(crate) use attach_waiters::AttachWaiters;
 pub(crate) use backing::{Backing, BackingAccount, BackingSum, Backings};
 pub(crate) use detached::DetachedExtents;
+pub(crate) use links::{LinkCopy, LinkLoad, Links};
 pub(crate) use migrations::{Migration, Migrations};
 pub(crate) use missing_backings::MissingBackings;
 pub(crate) use outcome::{MoveEnd, MoveError, MoveReport, Stop};
@@ -84,6 +86,7 @@ pub(crate) struct Moves {
     /// The backing of each part that lies on its device.
     pub(crate) backings: Backings,
     pub(crate) detached: DetachedExtents,
+    pub(crate) links: Links,
     pub(crate) attach_waiters: AttachWaiters,
     /// Parts that clients asked for ahead of their use.
     pub(crate) prefetches: Prefetches,

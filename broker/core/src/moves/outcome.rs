@@ -63,7 +63,8 @@ pub(crate) struct MoveReport {
     /// The extent on its device in which it stays after all.
     pub(crate) stays: Option<ExtentId>,
     pub(crate) cause: Cause,
-    pub(crate) since: Time,
+    /// When its copy began, if it was copied.
+    pub(crate) copied_since: Option<Time>,
     /// The tenant of a waiter that the part left for, if it left for one.
     pub(crate) left_for: Option<TenantId>,
     pub(crate) from: Tier,

@@ -15,8 +15,8 @@ use std::{
 
 use vramd_types::{Bytes, DeviceIndex};
 
-use super::{PrefetchId, Prefetches, Speed};
-use crate::{event::PartRef, tenancy::TenantClass, time::Time};
+use super::{PrefetchId, Prefetches};
+use crate::{event::PartRef, moves::Links, tenancy::TenantClass, time::Time};
 
 /// The place of a copy on the link of its device: as the requests that they are for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -124,14 +124,14 @@ impl Fetches {
         self.by_part.insert(part, fetch);
     }
 
-    /// Records the end of a move. Returns the device and bytes if it was one for a request.
-    pub(crate) fn end(&mut self, part: PartRef) -> Option<(DeviceIndex, Bytes)> {
+    /// Records the end of a move. Returns the device if it was one for a request.
+    pub(crate) fn end(&mut self, part: PartRef) -> Option<DeviceIndex> {
         let fetch = self.by_part.remove(&part)?;
         self.waiting.remove(&(fetch.device, fetch.order, part));
         if let Some(sums) = self.by_device.get_mut(&fetch.device) {
             sums.subtract(part, &fetch);
         }
-        Some((fetch.device, fetch.bytes))
+        Some(fetch.device)
     }
 
     /// Bytes on their way to the device.
@@ -205,11 +205,11 @@ impl Fetches {
     }
 
     /// Whether the link cannot carry the rest of a request by its deadline behind what is copied.
-    fn misses_deadline(&self, device: DeviceIndex, order: CopyOrder, (now, speed): (Time, &Speed)) -> bool {
+    fn misses_deadline(&self, device: DeviceIndex, order: CopyOrder, (now, links): (Time, &Links)) -> bool {
         let Some(deadline) = order.deadline.1 else { return false };
         let own = self.on(device).and_then(|sums| sums.uncopied.get(&order)).copied().unwrap_or_default();
         let ahead = (self.copied_since(device), self.copied_bytes(device));
-        speed.end_of(device, ahead, own, now) > deadline
+        links.end_of(device, ahead, own, now) > deadline
     }
 }
 
@@ -234,11 +234,16 @@ impl Prefetches {
     }
 
     /// Takes the part whose turn is next, if the link has room. Requests that miss their deadlines let others pass.
-    pub(crate) fn take_next(&mut self, device: DeviceIndex, max: Bytes, now: Time) -> Option<PartRef> {
+    pub(crate) fn take_next(
+        &mut self,
+        device: DeviceIndex,
+        max: Bytes,
+        (now, links): (Time, &Links),
+    ) -> Option<PartRef> {
         while self.has_room_on_link(device, max) {
             let next = self.fetches.waiting.iter().find(|(of, ..)| *of == device);
             let (_, order, part) = next.copied()?;
-            if !self.fetches.misses_deadline(device, order, (now, &self.speed)) {
+            if !self.fetches.misses_deadline(device, order, (now, links)) {
                 self.fetches.waiting.remove(&(device, order, part));
                 return Some(part);
             }

@@ -8,11 +8,12 @@
 //! ```
 //!
 //! A part that is brought and then used was useful. One that leaves its device unused was wasted, and so was one whose
-//! session goes on in another order. If more than [`WASTE_PERCENT_MAX`] of the bytes that were brought for an allocation
-//! were wasted, the daemon brings no more for it, until its owner advises a pattern.
+//! session goes on in another order. If more than [`WASTE_PERCENT_MAX`] of the bytes of an allocation that were brought for
+//! a tenant's sessions were wasted, the daemon brings no more of it for them, until its owner advises a pattern.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    ops::RangeInclusive,
     time::Duration,
 };
 
@@ -21,6 +22,7 @@ use vramd_types::{AllocationId, Bytes, SessionId};
 use crate::{
     event::{PartRef, Pattern},
     limits::{SPECULATION_STEPS_MAX, SPECULATION_TRIAL, WASTE_PERCENT_MAX},
+    tenancy::TenantId,
     time::Time,
 };
 
@@ -36,9 +38,9 @@ const PARTS_MIN: u32 = 4;
 /// One new measurement of the time of a step counts as one of so many.
 const SMOOTHING: u32 = 4;
 
-/// The way of a session through the parts of an allocation.
+/// The order in which a session pins the parts of an allocation, as far as its calls have shown it.
 #[derive(Clone, Copy, Debug)]
-struct Walk {
+struct PinOrder {
     /// The first part of the first call in this order, and of the last call.
     begin: u32,
     last: u32,
@@ -47,24 +49,24 @@ struct Walk {
     stride: Option<i64>,
     /// How often the stride was seen in a row.
     repeats: u32,
-    /// The first part of the last call before the walk began anew, if it did.
+    /// The first part of the last call before the order began anew, if it did.
     end: Option<u32>,
     at: Time,
     /// The time between two calls, as measured.
     step_time: Option<Duration>,
 }
 
-/// The use and waste of the last parts that were brought for an allocation.
+/// The use and waste of the last parts of an allocation that were brought.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Speculation {
     pub useful: Bytes,
     pub wasted: Bytes,
-    /// Too much was wasted, so the daemon brings no more.
+    /// Too much was wasted for the sessions of a tenant, so the daemon brings no more for them.
     pub is_off: bool,
 }
 
 #[derive(Debug, Default)]
-struct Outcome {
+struct Tally {
     of: Speculation,
     /// How many parts these are.
     judged: u32,
@@ -73,6 +75,7 @@ struct Outcome {
 #[derive(Clone, Copy, Debug)]
 struct Brought {
     session: SessionId,
+    tenant: TenantId,
     bytes: Bytes,
 }
 
@@ -94,9 +97,9 @@ pub enum SpeculationEnd {
 
 #[derive(Debug, Default)]
 pub(crate) struct Learnt {
-    walks: BTreeMap<(AllocationId, SessionId), Walk>,
+    orders: BTreeMap<(AllocationId, SessionId), PinOrder>,
     by_session: BTreeSet<(SessionId, AllocationId)>,
-    outcomes: BTreeMap<AllocationId, Outcome>,
+    tallies: BTreeMap<(AllocationId, TenantId), Tally>,
     /// Parts that are there or on their way unasked, and that no session has used.
     brought: BTreeMap<PartRef, Brought>,
     /// Forecasts that were made in this event.
@@ -112,7 +115,18 @@ pub(crate) struct Shown {
     pub(crate) forecast: Option<Forecast>,
 }
 
-impl Outcome {
+#[cfg(feature = "planted")]
+impl Shown {
+    /// The forecast without its first step, for `NearestStepSkipped`.
+    pub(crate) fn without_nearest(mut self) -> Self {
+        if let Some(forecast) = self.forecast.as_mut().filter(|it| it.steps.len() > 1) {
+            forecast.steps.remove(0);
+        }
+        self
+    }
+}
+
+impl Tally {
     fn judge(&mut self, bytes: Bytes, end: SpeculationEnd) {
         let sum = match end {
             SpeculationEnd::Used => &mut self.of.useful,
@@ -132,12 +146,12 @@ impl Outcome {
     }
 }
 
-impl Walk {
+impl PinOrder {
     const fn new(first: u32, count: u32, at: Time) -> Self {
         Self { begin: first, last: first, count, stride: None, repeats: 0, end: None, at, step_time: None }
     }
 
-    /// The walk after a call, and whether it goes on in its order.
+    /// The order after a call, and whether it goes on in its order.
     fn after(self, first: u32, count: u32, now: Time) -> (Self, bool) {
         let took = now.since(self.at);
         let step_time = self
@@ -169,7 +183,7 @@ impl Learnt {
     /// Records a call of a session for parts of an allocation in a row.
     pub(crate) fn record_call(
         &mut self,
-        (allocation, session): (AllocationId, SessionId),
+        (allocation, (session, tenant)): (AllocationId, (SessionId, TenantId)),
         (first, count): (u32, u32),
         (part_count, pattern): (u32, Option<Pattern>),
         now: Time,
@@ -178,32 +192,41 @@ impl Learnt {
             return Shown::default();
         }
         let key = (allocation, session);
-        let Some(walk) = self.walks.get_mut(&key) else {
-            self.walks.insert(key, Walk::new(first, count, now));
+        let Some(order) = self.orders.get_mut(&key) else {
+            self.orders.insert(key, PinOrder::new(first, count, now));
             self.by_session.insert((session, allocation));
             return Shown::default();
         };
-        if walk.last == first {
+        if order.last == first {
             return Shown::default();
         }
-        let (next, goes_on) = walk.after(first, count, now);
-        *walk = next;
+        let (next, goes_on) = order.after(first, count, now);
+        *order = next;
         let repeats = if pattern.is_some() { REPEATS_ADVISED } else { REPEATS };
-        let forecast = (next.repeats >= repeats && !self.speculation(allocation).is_off).then(|| {
+        let forecast = (next.repeats >= repeats && !self.is_off(allocation, tenant)).then(|| {
             let ahead = next.ahead(part_count).take(SPECULATION_STEPS_MAX);
             Forecast { steps: ahead.map(|first| (first, count)).collect(), step_time: next.step_time }
         });
         Shown { is_broken: !goes_on, forecast }
     }
 
-    /// How far it was right of late to bring parts of the allocation.
+    /// How far it was right of late to bring parts of the allocation, for the sessions of all tenants together.
     pub(crate) fn speculation(&self, allocation: AllocationId) -> Speculation {
-        self.outcomes.get(&allocation).map(|outcome| outcome.of).unwrap_or_default()
+        let of = self.tallies.range(of_all_tenants(allocation)).map(|(_, tally)| tally.of);
+        of.fold(Speculation::default(), |sum, of| Speculation {
+            useful: sum.useful.saturating_add(of.useful),
+            wasted: sum.wasted.saturating_add(of.wasted),
+            is_off: sum.is_off || of.is_off,
+        })
     }
 
-    /// Records that the part is brought for a session.
-    pub(crate) fn bring(&mut self, part: PartRef, session: SessionId, bytes: Bytes) {
-        self.brought.insert(part, Brought { session, bytes });
+    fn is_off(&self, allocation: AllocationId, tenant: TenantId) -> bool {
+        self.tallies.get(&(allocation, tenant)).is_some_and(|tally| tally.of.is_off)
+    }
+
+    /// Records that the part is brought for a session of the tenant.
+    pub(crate) fn bring(&mut self, part: PartRef, (session, tenant): (SessionId, TenantId), bytes: Bytes) {
+        self.brought.insert(part, Brought { session, tenant, bytes });
     }
 
     /// The part does not come, or its allocation is freed: this is neither use nor waste.
@@ -215,11 +238,11 @@ impl Learnt {
         self.brought.contains_key(&part)
     }
 
-    /// Judges a brought part. Returns its bytes if it was brought.
-    pub(crate) fn judge(&mut self, part: PartRef, end: SpeculationEnd) -> Option<Bytes> {
-        let bytes = self.brought.remove(&part)?.bytes;
-        self.outcomes.entry(part.allocation).or_default().judge(bytes, end);
-        Some(bytes)
+    /// Judges a brought part. Returns its bytes, and the tenant that it was brought for, if it was brought.
+    pub(crate) fn judge(&mut self, part: PartRef, end: SpeculationEnd) -> Option<(Bytes, TenantId)> {
+        let Brought { bytes, tenant, .. } = self.brought.remove(&part)?;
+        self.tallies.entry((part.allocation, tenant)).or_default().judge(bytes, end);
+        Some((bytes, tenant))
     }
 
     /// The unused parts of an allocation that were brought for a session.
@@ -230,18 +253,19 @@ impl Learnt {
 
     /// The owner has advised a pattern: the daemon tries again.
     pub(crate) fn begin_anew(&mut self, allocation: AllocationId) {
-        self.outcomes.remove(&allocation);
+        let of: Vec<_> = self.tallies.range(of_all_tenants(allocation)).map(|(of, _)| *of).collect();
+        of.iter().for_each(|of| _ = self.tallies.remove(of));
     }
 
     pub(crate) fn forget_allocation(&mut self, allocation: AllocationId) {
-        if self.walks.is_empty() && self.outcomes.is_empty() && self.brought.is_empty() {
+        if self.orders.is_empty() && self.tallies.is_empty() && self.brought.is_empty() {
             return;
         }
-        self.outcomes.remove(&allocation);
+        self.begin_anew(allocation);
         let all = (allocation, SessionId::from_raw(0))..=(allocation, SessionId::from_raw(u64::MAX));
-        let sessions: Vec<_> = self.walks.range(all).map(|((_, session), _)| *session).collect();
+        let sessions: Vec<_> = self.orders.range(all).map(|((_, session), _)| *session).collect();
         for session in sessions {
-            self.walks.remove(&(allocation, session));
+            self.orders.remove(&(allocation, session));
             self.by_session.remove(&(session, allocation));
         }
         let brought: Vec<_> =
@@ -253,10 +277,14 @@ impl Learnt {
         let all = (session, AllocationId::from_raw(0))..=(session, AllocationId::from_raw(u64::MAX));
         let allocations: Vec<_> = self.by_session.range(all).map(|(_, allocation)| *allocation).collect();
         for allocation in allocations {
-            self.walks.remove(&(allocation, session));
+            self.orders.remove(&(allocation, session));
             self.by_session.remove(&(session, allocation));
         }
     }
+}
+
+fn of_all_tenants(allocation: AllocationId) -> RangeInclusive<(AllocationId, TenantId)> {
+    (allocation, TenantId::MIN)..=(allocation, TenantId::MAX)
 }
 
 #[cfg(test)]
@@ -265,12 +293,14 @@ mod tests {
 
     const ID: AllocationId = AllocationId::from_raw(7);
     const ONE: SessionId = SessionId::from_raw(1);
+    const TENANT: TenantId = TenantId::MIN;
 
     /// The first parts of the steps that are forecast after each of these calls for one part of 16.
     fn forecasts(calls: &[u32], pattern: Option<Pattern>) -> Vec<Vec<u32>> {
         let mut learnt = Learnt::default();
         let call = |first: &u32| {
-            let shown = learnt.record_call((ID, ONE), (*first, 1), (16, pattern), Time::from_micros(0));
+            let shown =
+                learnt.record_call((ID, (ONE, TENANT)), (*first, 1), (16, pattern), Time::from_micros(0));
             shown.forecast.map(|it| it.steps.iter().map(|(first, _)| *first).collect()).unwrap_or_default()
         };
         calls.iter().map(call).collect()
@@ -311,15 +341,19 @@ mod tests {
         let part = |index| PartRef { allocation: ID, part: vramd_types::PartIndex(index) };
         let mut learnt = Learnt::default();
         let judge = |learnt: &mut Learnt, index, end| {
-            learnt.bring(part(index), ONE, Bytes::mib(2));
+            learnt.bring(part(index), (ONE, TENANT), Bytes::mib(2));
             learnt.judge(part(index), end)
         };
         for index in 0..SPECULATION_TRIAL {
             assert!(!learnt.speculation(ID).is_off, "{index} is too few to judge by");
             let end = if index < 2 { SpeculationEnd::Wasted } else { SpeculationEnd::Used };
-            assert_eq!(judge(&mut learnt, index, end), Some(Bytes::mib(2)));
+            assert_eq!(judge(&mut learnt, index, end), Some((Bytes::mib(2), TENANT)));
         }
         assert!(learnt.speculation(ID).is_off, "a quarter is wasted");
+        assert!(
+            learnt.is_off(ID, TENANT) && !learnt.is_off(ID, TenantId::MAX),
+            "it was wasted for one tenant"
+        );
         assert_eq!(learnt.judge(part(0), SpeculationEnd::Used), None, "it was not brought");
         learnt.begin_anew(ID);
         assert!(!learnt.speculation(ID).is_off);

@@ -14,7 +14,6 @@
 mod fetches;
 mod learnt;
 mod queue;
-mod speed;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -36,7 +35,6 @@ pub(crate) use fetches::{CopyOrder, Fetches};
 pub(crate) use learnt::{Forecast, Learnt};
 pub use learnt::{Speculation, SpeculationEnd};
 pub(crate) use queue::Queues;
-pub(crate) use speed::Speed;
 
 /// A prefetch request, by its session and the number that the client gave it.
 pub(crate) type PrefetchId = (SessionId, u64);
@@ -181,7 +179,6 @@ pub(crate) struct Prefetches {
     by_session: BTreeMap<SessionId, usize>,
     by_tenant: BTreeMap<TenantId, usize>,
     pub(crate) queues: Queues,
-    pub(crate) speed: Speed,
     pub(crate) fetches: Fetches,
     /// Parts that are brought without a request.
     pub(crate) learnt: Learnt,

@@ -80,6 +80,8 @@ pub struct World {
     pub out_of_memory: usize,
     pub fail_creates: VecDeque<Option<CreateError>>,
     pub fail_copies: VecDeque<Option<String>>,
+    /// How long each copy takes, in microseconds.
+    pub copy_time: u64,
     /// Extents on disk that are not as they were written.
     pub damaged: BTreeSet<ExtentId>,
     /// Clients that were told that a part they wait for is lost.
@@ -183,6 +185,7 @@ impl World {
             out_of_memory: 0,
             fail_creates: VecDeque::new(),
             fail_copies: VecDeque::new(),
+            copy_time: 0,
             damaged: BTreeSet::new(),
             lost: Vec::new(),
             contents: BTreeMap::new(),
@@ -288,6 +291,9 @@ impl World {
     /// Does the oldest piece of the driver's and the disk's work.
     pub fn work_once(&mut self) -> bool {
         let Some(command) = self.work.pop_front() else { return false };
+        if matches!(command, Command::Copy { .. }) && self.copy_time > 0 {
+            self.advance(self.copy_time);
+        }
         let event = match command {
             Command::CreateExtent { extent, tier: Tier::Device, .. } if self.out_of_memory > 0 => {
                 self.out_of_memory -= 1;

@@ -280,6 +280,7 @@ impl Oracle {
             }
             Command::Copy { from, to, compare_first, class, .. } => {
                 self.check_copy_start((*from, *to), *compare_first, broker);
+                self.record_link_copy(*from, *to);
                 self.record_prefetch_copy(*to, *class);
                 self.record_copy_class(*to, *class);
             }
@@ -395,8 +396,8 @@ impl Oracle {
                 self.check_answered(*session);
                 self.set_silent(*session, false);
             }
-            Command::Notice(Notice::SpeculationEnded { part, bytes, end, .. }) => {
-                self.record_speculation_end(*part, bytes.get(), *end);
+            Command::Notice(Notice::SpeculationEnded { part, tenant, bytes, end }) => {
+                self.record_speculation_end(*part, tenant, (bytes.get(), *end));
             }
             Command::Notice(Notice::PlacementChosen { part, sum, in_place, .. }) => {
                 self.record_placement(*part, sum, *in_place);
@@ -457,6 +458,7 @@ impl Oracle {
         self.check_prefetches(broker);
         self.check_sequences(broker);
         self.check_speculation(&line, broker);
+        self.check_read_in_place();
         self.record_advised_leavable(broker);
         self.record_leavable_by_class(broker);
         self.record_helped(&line, broker);

@@ -33,7 +33,7 @@ impl Strolls {
         let mut dice = Dice::new(seed, STREAM);
         (dice.roll(ONE_IN) == 0).then(|| Self {
             others: dice.one(&[5, 50]),
-            leaps: dice.one(&[0, 30, 150, 250]),
+            leaps: dice.one(&[0, 30, 100, 150, 250]),
             demoted: dice.one(&[500, 900]),
             advised: dice.one(&[0, 300, 900]),
             parts: dice.one(&[6, 12]),
@@ -43,7 +43,7 @@ impl Strolls {
     /// Leaves room on the devices, since only free room is used unasked.
     pub(super) fn apply_to(self, config: &mut Config, seats: &mut [Seat]) {
         for device in &mut config.devices {
-            device.total = device.total.max(Bytes::mib(128));
+            device.total = device.total.max(Bytes::mib(256));
             device.share = device.total;
             device.host = device.host.max(Bytes::new(device.total.get() * 2));
         }

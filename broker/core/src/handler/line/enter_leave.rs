@@ -62,6 +62,9 @@ impl Broker {
 
     /// Removes a waiter from the line, if it is there, and notes how its wait ended.
     pub(crate) fn leave_line(&mut self, waiter: Waiter, end: WaitEnd) {
+        if let (Waiter::Part(part), true) = (waiter, end != WaitEnd::Served) {
+            self.usage.placements.forget_decided(part);
+        }
         if let Some(entry) = self.line.remove(waiter) {
             let what = match waiter {
                 Waiter::Part(_) => WaiterKind::Part,

@@ -7,5 +7,6 @@
 //! - `revocation`: having every session unmap a part, by eviction or by fence
 
 pub(super) mod frames;
+mod in_place;
 pub(super) mod revocation;
 mod step;

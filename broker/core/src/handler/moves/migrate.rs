@@ -219,8 +219,9 @@ impl Broker {
             to_tier,
             cause,
             reason,
-            sum: self.usage.placements.take_decided(part),
+            sum: self.usage.placements.take_decided(part, (to_tier, cause)),
             since: self.shell.now,
+            copied_since: None,
             state: MigrationState::Preparing,
             is_made: self.is_live(to),
             clean,
@@ -331,6 +332,7 @@ impl Broker {
             CopyClass::Demand => self.moves.prefetches.fetches.pass_turn(part, now),
         }
         planted!(self, CopyTruncated => bytes = bytes.saturating_sub(vramd_types::GRANULARITY));
+        self.moves.migrations.begin_copy(part, now);
         self.advance_migration(part, MigrationEvent::Ready, None);
         if !compare_first {
             self.pool.mark_written(to);

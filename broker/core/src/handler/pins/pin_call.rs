@@ -245,6 +245,7 @@ impl Broker {
         // Its parts may leave now, and those that it waited for may be wanted by no session.
         self.follow_ups.push(Fact::VictimsChanged);
         for part in call.parts {
+            self.reconsider_in_place(part);
             self.note_in_place(part);
             // A session that wants it later enters the line anew.
             let waiter = Waiter::Part(part);

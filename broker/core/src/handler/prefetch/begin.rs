@@ -42,7 +42,7 @@ impl Broker {
                 Phase::Queued(why) => PrefetchState::Deferred(*why),
                 Phase::Fetching { .. } => {
                     let bytes = self.moves.prefetches.fetches.bytes(request.device);
-                    let expected = self.moves.prefetches.speed.time_for(request.device, bytes);
+                    let expected = self.moves.links.time_for(request.device, bytes);
                     PrefetchState::Accepted { expected }
                 }
                 Phase::Arrived { .. } => continue,
@@ -117,6 +117,16 @@ impl Broker {
         let whole = request.whole;
         let (mut there, mut coming, mut fetched) = (BTreeSet::new(), BTreeSet::new(), Vec::new());
         for part in parts.iter().copied() {
+            // One that is no longer to be read in place comes once its sessions have unmapped it there. If they cannot be
+            // asked now, it counts as there.
+            if !self.usage.idle_on_host.is_pinned(part) {
+                self.unmap_in_place(part);
+            }
+            if self.mapping.in_place_to_unmap.contains(&part) && self.mapping.revocations.contains_key(&part)
+            {
+                self.moves.prefetches.defer(id, Deferral::Moving);
+                return Attempt::Stays;
+            }
             match self.moves.migrations.get(part).map(|it| (it.to_tier, it.from_tier, it.cause)) {
                 Some((Tier::Device, ..)) => _ = coming.insert(part),
                 // No waiter needs its room: it stays.

@@ -31,8 +31,7 @@ impl Broker {
         let since = self.moves.prefetches.fetches.copied_since(request.device);
         let ahead = self.bytes_ahead_of_prefetch(id);
         let ends_late = |bytes: Bytes| {
-            self.moves.prefetches.speed.end_of(request.device, (since, ahead), bytes, self.shell.now)
-                > deadline
+            self.moves.links.end_of(request.device, (since, ahead), bytes, self.shell.now) > deadline
         };
         // Mostly all its parts are to be fetched: they are counted only where that matters.
         ends_late(request.bytes) && ends_late(self.bytes_to_fetch(request))
@@ -59,7 +58,8 @@ impl Broker {
     pub(crate) fn copy_next_prefetches(&mut self, device: DeviceIndex) {
         loop {
             let max = self.config.limits.prefetch_bytes_copied_max;
-            let next = self.moves.prefetches.take_next(device, max, self.shell.now);
+            let now = (self.shell.now, &self.moves.links);
+            let next = self.moves.prefetches.take_next(device, max, now);
             let Some(part) = next else { return };
             self.copy_if_ready(part);
         }

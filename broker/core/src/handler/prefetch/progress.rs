@@ -20,12 +20,9 @@ impl Broker {
         if self.moves.prefetches.is_idle() {
             return;
         }
-        let MoveReport { part, end, cause, since, left_for, .. } = report;
+        let MoveReport { part, end, cause, left_for, .. } = report;
         let (part, cause) = (*part, *cause);
-        if let Some((device, bytes)) = self.moves.prefetches.fetches.end(part) {
-            if matches!(end, MoveEnd::Arrived) {
-                self.moves.prefetches.speed.record(device, bytes, *since, self.shell.now);
-            }
+        if let Some(device) = self.moves.prefetches.fetches.end(part) {
             self.follow_ups.push(Fact::PrefetchEnded);
             self.copy_next_prefetches(device);
         }

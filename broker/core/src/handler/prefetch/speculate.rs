@@ -1,7 +1,7 @@
 //! Parts that a session will probably pin soon are brought unasked (`prefetch/learnt.rs`).
 //!
 //! That is the lowest class: it takes only free room, and begins nothing while a client waits for room on the device,
-//! while a request is queued or under way there, or while the device is not at its normal level. A part that
+//! while a request is queued or under way there, or while the device would not stay at its normal level with it. A part that
 //! does not begin at once may begin with the next call.
 
 use vramd_types::{AllocationId, Bytes, SessionId};
@@ -37,12 +37,13 @@ impl Broker {
         }
         let id = first.allocation;
         let Some(allocation) = self.allocations.get(id) else { return };
+        let Some(tenant) = self.sessions.get(session).map(|session| session.tenant) else { return };
         let part_count = u32::try_from(allocation.parts.len()).unwrap_or(u32::MAX);
         let pattern = self.advice_for(first).pattern;
         let calls = (first.part.0, count);
         planted!(self, SpeculationNeverOff => self.moves.prefetches.learnt.begin_anew(id));
         let shown = self.moves.prefetches.learnt.record_call(
-            (id, session),
+            (id, (session, tenant)),
             calls,
             (part_count, pattern),
             self.shell.now,
@@ -52,6 +53,7 @@ impl Broker {
                 self.judge_speculation(part, SpeculationEnd::Wasted);
             }
         }
+        planted!(self, NearestStepSkipped => shown = shown.without_nearest());
         planted!(self, LearntElsewhere => id = self.another_mapped_by(session, id));
         if let Some(forecast) = shown.forecast {
             self.moves.prefetches.learnt.forecasts.insert((session, id), forecast);
@@ -71,7 +73,7 @@ impl Broker {
         let part_of = |index| PartRef { allocation: id, part: vramd_types::PartIndex(index) };
         let Some(Footprint { device, size, .. }) = self.footprint_of(part_of(first)) else { return };
         let step_bytes = Bytes::new(size.get().saturating_mul(count.into()));
-        let copy_time = self.moves.prefetches.speed.time_for(device, step_bytes);
+        let copy_time = self.moves.links.time_for(device, step_bytes);
         let wanted = sequence::steps_to_hide(copy_time, forecast.step_time).unwrap_or(1).max(1);
         let wanted = usize::try_from(wanted).unwrap_or(usize::MAX);
         for (first, count) in forecast.steps.iter().take(wanted) {
@@ -92,14 +94,16 @@ impl Broker {
         if is_coming || !self.is_off_device(part) || self.stays_in_place(part) {
             return true;
         }
-        if !self.pays_to_move(part) {
+        let Some(footprint) = self.footprint_of(part).filter(|it| self.may_bring(*it)) else { return false };
+        let Some(tenant) = self.sessions.get(session).map(|session| session.tenant) else { return false };
+        if !self.decide_ahead(part) {
             return false;
         }
-        let Some(footprint) = self.footprint_of(part).filter(|it| self.may_bring(*it)) else { return false };
-        self.moves.prefetches.learnt.bring(part, session, footprint.size);
+        self.moves.prefetches.learnt.bring(part, (session, tenant), footprint.size);
         let begun = self.start_move(part, (Tier::Device, Cause::Speculation), None, self.pins.after_all());
         if begun.is_err() {
             self.moves.prefetches.learnt.give_up(part);
+            self.usage.placements.forget_decided(part);
         }
         begun.is_ok()
     }
@@ -114,7 +118,7 @@ impl Broker {
         !self.has_waiters_on(device)
             && self.moves.prefetches.queues.tenants(device).is_empty()
             && self.moves.prefetches.fetches.bytes(device).is_zero()
-            && self.pressure_now(place) == Pressure::Normal
+            && self.pressure_with(place, size) == Pressure::Normal
             && has_room()
             && coming().saturating_add(size) <= self.config.limits.speculation_bytes_max
     }
@@ -134,9 +138,8 @@ impl Broker {
 
     /// Judges a part that was brought unasked. It costs one look-up if it was not.
     pub(crate) fn judge_speculation(&mut self, part: PartRef, end: SpeculationEnd) {
-        let Some(bytes) = self.moves.prefetches.learnt.judge(part, end) else { return };
-        let Some(footprint) = self.footprint_of(part) else { return };
-        let tenant = self.tenants.shared(footprint.tenant);
+        let Some((bytes, tenant)) = self.moves.prefetches.learnt.judge(part, end) else { return };
+        let tenant = self.tenants.shared(tenant);
         self.push_notice(Notice::SpeculationEnded { part, tenant, bytes, end });
     }
 }

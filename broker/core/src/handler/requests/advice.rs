@@ -70,9 +70,12 @@ impl Broker {
         }
         self.allocations.set_in_place(id, in_place);
         self.note_allocation(id, |allocation, tenant| Notice::Advised { allocation, tenant, advice });
+        self.reconsider_all_in_place(id);
         for part in self.every_part_of(id) {
             match in_place {
                 true => self.map_in_place(part),
+                // The daemon may have chosen that it is read there all the same.
+                false if self.stays_in_place(part) => {}
                 false => self.schedule_in_place_unmap(part),
             }
         }
@@ -104,8 +107,8 @@ impl Broker {
         if is_changed {
             if by_owner.is_of_pattern() {
                 self.moves.prefetches.learnt.begin_anew(id);
-                self.reconsider_all_in_place(id);
             }
+            self.reconsider_all_in_place(id);
             let advice = Advice::Retain { parts, change };
             self.note_allocation(id, |allocation, tenant| Notice::Advised { allocation, tenant, advice });
         }
@@ -136,6 +139,7 @@ impl Broker {
         let span = parts;
         planted!(self, OverrideLeaks => span = PartSpan { count: span.count.saturating_add(1), ..span });
         if self.usage.advice.change((id, tenant), part_count, span, (by_operator, now)) {
+            self.reconsider_all_in_place(id);
             self.note_allocation(id, |allocation, tenant| Notice::OperatorAdvised {
                 allocation,
                 tenant,
@@ -208,37 +212,6 @@ impl Broker {
         self.mapping.in_place_to_unmap.remove(&part);
         if !self.moves.migrations.contains(part) && self.is_in_place(part) {
             self.serve_part_waiters(part);
-        }
-    }
-
-    /// Schedules the unmapping of a part in host memory, as soon as no session pins it. The daemon asks the pin
-    /// words now: a session that was seen to pin it may have unpinned since.
-    fn schedule_in_place_unmap(&mut self, part: PartRef) {
-        planted!(self, EndedAdviceKept => return);
-        if self.tier_of(part) == Some(Tier::Host) {
-            self.mapping.in_place_to_unmap.insert(part);
-            self.follow_ups.push(Fact::InPlaceUnpinned(part));
-        }
-    }
-
-    /// Unmaps a part that is mapped in place although it is no longer advised. Afterwards it is as any other
-    /// part: a pin has it fetched.
-    pub(crate) fn unmap_in_place(&mut self, part: PartRef) {
-        if !self.mapping.in_place_to_unmap.contains(&part) {
-            return;
-        }
-        // The end of the migration or revocation pushes the fact again.
-        if self.moves.migrations.contains(part) || self.mapping.revocations.contains_key(&part) {
-            return;
-        }
-        let state = self.allocations.get(part.allocation).map(|allocation| allocation.state);
-        let is_freed = state.is_none_or(|state| state == AllocationState::Freeing);
-        if is_freed || self.tier_of(part) != Some(Tier::Host) || !self.is_in_place(part) {
-            self.mapping.in_place_to_unmap.remove(&part);
-        } else {
-            let begun = self.revoke_part(None, part, false, self.pins.after_all()).is_none();
-            let asked = &mut self.follow_ups.words_asked;
-            *asked = asked.saturating_add(usize::from(begun));
         }
     }
 }

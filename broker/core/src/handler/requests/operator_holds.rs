@@ -23,6 +23,7 @@ impl Broker {
         let mut changed = 0usize;
         for part in parts.iter().copied().map(|part| PartRef { allocation: id, part }) {
             changed = changed.saturating_add(usize::from(self.moves.hold(part, held)));
+            self.reconsider_in_place(part);
             if held && self.is_leaving(part) {
                 self.stop_migration(part, Stop::Held);
                 self.after_moves();

@@ -95,6 +95,9 @@ impl Broker {
         }
         // A scan resumes behind a part that may be of another class now.
         self.node.pressure.scanned_to.clear();
+        // The advice of its sessions may be forbidden by now.
+        let chosen: Vec<_> = self.mapping.chosen_in_place.iter().copied().collect();
+        chosen.into_iter().for_each(|part| self.reconsider_in_place(part));
         self.follow_ups.push(Fact::StandingChanged);
         let view = self.tenant_view(tenant);
         let (standing, source) = (view.standing, view.source);

@@ -129,7 +129,7 @@ impl Broker {
 
     fn choose_window(&self, sequence: &Sequence, end: u64) -> SequenceWindow {
         let (first, now) = (sequence.first_ahead(), sequence.now_at());
-        let copy_time = self.moves.prefetches.speed.time_for(sequence.device, sequence.mean_bytes());
+        let copy_time = self.moves.links.time_for(sequence.device, sequence.mean_bytes());
         let wanted = first.saturating_add(sequence.distance(copy_time));
         // Beyond one pass, every part is needed sooner.
         let last = sequence.step_count().min(now.saturating_add(sequence.pass_len()));

@@ -21,9 +21,14 @@ impl Broker {
 
     /// The level that the charge of this moment gives. Follow-up work updates the gauge later in the event.
     pub(crate) fn pressure_now(&self, place: Place) -> Pressure {
-        let level = self.pressure_of(place);
+        self.pressure_with(place, Bytes::ZERO)
+    }
+
+    /// The level that it would give with so many bytes more.
+    pub(crate) fn pressure_with(&self, place: Place, more: Bytes) -> Pressure {
+        let (level, bounds) = (self.pressure_of(place), &self.node.settings.pressure);
         self.fill(place)
-            .map_or(level, |fill| level.next(fill.charged, fill.capacity, &self.node.settings.pressure))
+            .map_or(level, |fill| level.next(fill.charged.saturating_add(more), fill.capacity, bounds))
     }
 
     pub(crate) fn fill(&self, place: Place) -> Option<Fill> {

@@ -51,6 +51,11 @@ impl Broker {
         self.extent_of(part).is_some_and(|it| it.place.tier == Tier::Host && !it.is_dropped())
     }
 
+    /// The parts of an allocation that the daemon chose to have read in host memory.
+    pub(crate) fn chosen_in_place_of(&self, id: AllocationId) -> Vec<PartRef> {
+        self.mapping.chosen_in_place.range(PartRef::all_of(id)).copied().collect()
+    }
+
     /// The parts of an allocation that cannot be sent now.
     pub(crate) fn parts_off_device(&self, id: AllocationId) -> BTreeSet<PartRef> {
         match self.has_tiers() {

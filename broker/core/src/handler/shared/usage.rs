@@ -60,8 +60,7 @@ impl Broker {
     pub(crate) fn forget_uses(&mut self, id: AllocationId) {
         self.forget_advice(id);
         self.usage.placements.forget(id);
-        let chosen: Vec<_> = self.mapping.chosen_in_place.range(PartRef::all_of(id)).copied().collect();
-        chosen.iter().for_each(|part| _ = self.mapping.chosen_in_place.remove(part));
+        self.chosen_in_place_of(id).iter().for_each(|part| _ = self.mapping.chosen_in_place.remove(part));
         self.moves.prefetches.learnt.forget_allocation(id);
         planted!(self, FreedPartsRemembered => return);
         self.usage.residents.forget(id);

@@ -23,6 +23,7 @@ use super::{
         needs::WaiterNeeds,
     },
     links::shares::{ClassWaits, MissingOnBus},
+    mappings::LinkFacts,
     prefetch::{PrefetchFacts, SpeculationFacts},
     sessions::silences::Silences,
 };
@@ -172,6 +173,8 @@ pub(crate) struct Facts {
     pub(crate) in_place_to_unmap: BTreeSet<PartRef>,
     /// Parts that are read in host memory since a move does not pay.
     pub(crate) read_in_place: BTreeSet<PartRef>,
+    /// Copies from host memory to each device, as measured.
+    pub(crate) links: BTreeMap<usize, LinkFacts>,
     pub(crate) speculation: SpeculationFacts,
     /// Parts of tenants that gave advice which could certainly leave their devices after the last event.
     pub(crate) advised_leavable: Vec<(PartRef, Tenant, usize)>,

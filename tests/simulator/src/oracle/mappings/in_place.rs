@@ -23,7 +23,10 @@ impl Oracle {
         });
         self.facts.in_place_to_unmap.retain(|part| part.allocation != id);
         let parts = self.facts.parts_of(id);
-        for part in parts.filter(|part| !is_set && self.may_need_unmap(*part)).collect::<Vec<_>>() {
+        for part in parts
+            .filter(|part| !is_set && !self.is_advised(*part) && self.may_need_unmap(*part))
+            .collect::<Vec<_>>()
+        {
             self.facts.in_place_to_unmap.insert(part);
         }
     }
@@ -64,7 +67,7 @@ impl Oracle {
     }
 
     /// Whether the part is to be accessed in host memory, by advice or since a move does not pay.
-    fn is_advised(&self, part: PartRef) -> bool {
+    pub(super) fn is_advised(&self, part: PartRef) -> bool {
         let by_advice = self.facts.allocations.get(&part.allocation).is_some_and(|it| it.in_place);
         by_advice || self.facts.read_in_place.contains(&part)
     }

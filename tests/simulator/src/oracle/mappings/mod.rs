@@ -8,3 +8,5 @@ mod placement;
 mod slots;
 pub(super) mod turns;
 mod unpinned;
+
+pub(crate) use placement::LinkFacts;

@@ -279,6 +279,17 @@ impl Oracle {
         self.advice_of(part).pattern.is_some()
     }
 
+    /// Whether its pattern says that its parts are not used in an order.
+    pub(crate) fn has_disorderly_pattern(&self, part: PartRef) -> bool {
+        matches!(self.advice_of(part).pattern, Some(Pattern::Random | Pattern::Sparse))
+    }
+
+    /// The pattern by which a sum decides where the part is read, if it is not to lie on its device by advice.
+    pub(crate) fn pattern_to_place_by(&self, part: PartRef) -> Option<Pattern> {
+        let advice = self.advice_of(part);
+        advice.pattern.filter(|_| advice.location != Some(Tier::Device))
+    }
+
     fn rank_of(&self, part: PartRef) -> Rank {
         rank(self.advice_of(part))
     }

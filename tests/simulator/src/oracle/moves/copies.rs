@@ -99,6 +99,7 @@ impl Oracle {
             return;
         };
         let arrived = well && !cancelled;
+        self.record_link_copy_end(to, part, arrived);
         let below = self.facts.extents.get(&to).map(|extent| self.facts.places[extent.place].tier);
         let leaves = below != Some(Tier::Device);
         for (id, is_left) in [(from, arrived), (to, !arrived)] {

@@ -144,6 +144,7 @@ impl Oracle {
         }
         self.record_pin_answer(id, call, refusal);
         if let Some(refusal) = refusal {
+            self.doubt_speculated_calls(id);
             let Some(session) = self.facts.sessions.get(&id) else { return };
             let of = |allocation: AllocationId| parts.iter().filter(move |it| it.allocation == allocation);
             let could_not_map =

@@ -48,6 +48,8 @@ pub(crate) struct RequestFacts {
     pub(crate) told: Told,
     /// The same before this event.
     pub(crate) told_before: Told,
+    /// It was deferred or accepted in this event. It may have ended since.
+    pub(crate) taken_now: bool,
     /// Its client has cancelled it, or an operator.
     pub(crate) cancelled: Option<ByOperator>,
     /// Once it has begun: parts on their way to their device.
@@ -83,7 +85,7 @@ impl RequestFacts {
 
     /// It was queued before this event or in it, and so may have made parts leave.
     pub(crate) fn may_have_made_room(&self) -> bool {
-        self.was_queued() || (self.told_before == Told::Nothing && self.told < Told::End)
+        self.was_queued() || (self.told_before == Told::Nothing && (self.told < Told::End || self.taken_now))
     }
 
     /// It had begun before this event.

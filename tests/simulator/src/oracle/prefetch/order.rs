@@ -254,7 +254,7 @@ impl Oracle {
                 if first.is_none_or(|first| first < at) {
                     let more = self.share_of(it, moves);
                     share.max = share.max.saturating_add(more.max);
-                    share.min += if first.is_some() { more.min } else { 0 };
+                    share.min = share.min.saturating_add(if first.is_some() { more.min } else { 0 });
                 }
             }
             share
@@ -366,7 +366,7 @@ impl Oracle {
         let shares: Vec<_> = self.maybe_begun().filter_map(share_of).collect();
         for (of, more) in shares {
             let share = self.facts.prefetches.fetched.entry(of).or_default();
-            share.min += more.min;
+            share.min = share.min.saturating_add(more.min);
             share.max = share.max.saturating_add(more.max);
         }
     }

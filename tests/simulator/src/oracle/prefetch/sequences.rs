@@ -392,7 +392,8 @@ impl Oracle {
         });
     }
 
-    /// Checks that there is a request for each step of the window, after a step has begun. A fetch may fail at once.
+    /// Checks that there is a request for each step of the window, after a step has begun. A fetch may fail at once, and a
+    /// waiter may need the room of a part of a later step.
     fn check_all_requested(
         &mut self,
         id: SequenceId,
@@ -409,7 +410,10 @@ impl Oracle {
             .collect();
         let missing = (sequence.first_ahead()..sequence.end()).find(|step| !requested.contains(step));
         let is_hindered = missing.is_some_and(|step| {
-            sequence.parts_at(step).iter().any(|part| self.facts.failed_parts.contains(part))
+            let is_gone = |part: &PartRef| {
+                self.facts.failed_parts.contains(part) || self.step.left_device.contains(part)
+            };
+            sequence.parts_at(step).iter().any(is_gone)
         });
         self.expect(SEQUENCE_WINDOW, missing.is_none() || is_hindered, || {
             format!("{id:?} has no request for step {missing:?}: {sequence:?}, {own:?}")

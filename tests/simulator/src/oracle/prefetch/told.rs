@@ -36,6 +36,7 @@ impl Oracle {
             misses_since_now: false,
             told: Told::Nothing,
             told_before: Told::Nothing,
+            taken_now: false,
             cancelled: None,
             coming: BTreeSet::new(),
             unused: BTreeSet::new(),
@@ -146,6 +147,7 @@ impl Oracle {
         }
         if let Some(request) = self.facts.prefetches.requests.get_mut(&id) {
             request.told = next;
+            request.taken_now |= matches!(next, Told::Deferred | Told::Accepted);
         }
     }
 
@@ -268,6 +270,7 @@ impl Oracle {
         }
         for request in self.facts.prefetches.requests.values_mut() {
             request.told_before = request.told;
+            request.taken_now = false;
         }
     }
 
