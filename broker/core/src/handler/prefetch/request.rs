@@ -40,11 +40,11 @@ impl Broker {
         match self.check_prefetch(id, &spec) {
             Ok((tenant, device, bytes)) => {
                 let deadline = spec.within.map(|within| self.shell.now.after(within));
+                let chosen = self.chosen_in_place_among(spec.parts.iter().copied());
                 let request = Prefetch::new(tenant, (device, bytes), spec, (self.shell.now, deadline));
                 let standing = |tenant| self.tenants.standing(tenant);
-                let parts = request.parts.clone();
                 self.moves.prefetches.insert((id, number), request, standing);
-                parts.into_iter().for_each(|part| self.reconsider_in_place(part));
+                chosen.into_iter().for_each(|part| self.reconsider_in_place(part));
                 self.follow_ups.push(Fact::PrefetchQueued);
             }
             Err(refusal) => self.tell_prefetch((id, number), PrefetchState::Refused(refusal)),

@@ -38,9 +38,9 @@ impl Broker {
         words.last_sequence = Some(number);
         match self.check_sequence(id, &spec) {
             Ok(sequence) => {
-                let parts: BTreeSet<PartRef> = sequence.parts().collect();
+                let chosen = self.chosen_in_place_among(sequence.parts());
                 self.moves.sequences.insert((id, number), sequence);
-                parts.into_iter().for_each(|part| self.reconsider_in_place(part));
+                chosen.into_iter().for_each(|part| self.reconsider_in_place(part));
                 self.keep_window((id, number), 0);
             }
             Err(refusal) => self.tell_sequence((id, number), SequenceState::Refused(refusal)),

@@ -56,6 +56,11 @@ impl Broker {
         self.mapping.chosen_in_place.range(PartRef::all_of(id)).copied().collect()
     }
 
+    /// The same among these parts, mostly none of them.
+    pub(crate) fn chosen_in_place_among(&self, parts: impl Iterator<Item = PartRef>) -> Vec<PartRef> {
+        parts.filter(|part| self.mapping.chosen_in_place.contains(part)).collect()
+    }
+
     /// The parts of an allocation that cannot be sent now.
     pub(crate) fn parts_off_device(&self, id: AllocationId) -> BTreeSet<PartRef> {
         match self.has_tiers() {

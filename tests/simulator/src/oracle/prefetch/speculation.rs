@@ -132,12 +132,12 @@ impl Oracle {
             self.expect(SPECULATION, it.to == Tier::Device && !in_order.is_empty(), || {
                 format!("{part:?} is brought unasked, and no session pins its allocation in such an order")
             });
-            let is_off = |of: &&(AllocationId, SessionId)| {
+            let is_off = |of: &(AllocationId, SessionId)| {
                 let tenant = self.facts.sessions.get(&of.1).map(|session| session.tenant);
                 let tally = tenant.and_then(|tenant| self.facts.speculation.tallies.get(&(of.0, tenant)));
                 tally.is_some_and(|tally| tally.is_off)
             };
-            let all_off = in_order.iter().filter(is_off).count() == in_order.len() && !in_order.is_empty();
+            let all_off = !in_order.is_empty() && in_order.iter().all(is_off);
             self.expect(SPECULATION, !all_off, || {
                 format!("{part:?} is brought unasked although too much was wasted")
             });
