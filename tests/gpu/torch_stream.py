@@ -4,17 +4,23 @@
 80 layers of 256 MiB go through a quota of 27 of them, pass after pass. Each layer is read once a step, by a kernel that is
 calibrated so that all kernels of a pass take as long as the copies of the best plan. Every way of bringing the layers is timed
 in the same process; the bytes that kernels read are checked. PROGRAMS is the folder of `vramd` and `vramctl`.
+
+At the end the model streams through a quarter of its size, while a process of another tenant (`--neighbour`) pins memory that
+has to come back each time.
 """
 
 import argparse
 import ctypes
+import itertools
 import json
 import os
 import pathlib
+import select
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 MIB = 1 << 20
@@ -25,6 +31,9 @@ MISSES = LAYERS * (LAYERS - ROOM) / (LAYERS - 1)
 WARM_PASSES = 2
 # How often the bare plan and the sequences are timed.
 ROUNDS = 3
+# Another tenant beside a stream through a quarter: its parts, how many of them it may have on the device, and its user.
+QUARTER = LAYERS // 4
+NEIGHBOUR_PARTS, NEIGHBOUR_ROOM, NEIGHBOUR_UID = 6, 3, 65534
 CONFIGURATION = """
 [daemon]
 socket_dir = "{home}/run"
@@ -249,7 +258,13 @@ class Daemon:
             if self.child.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError((self.home / "log").read_text()[-3000:])
             time.sleep(0.1)
-        self.ctl("quota", "set", "stream", "--limit", f"{ROOM * LAYER_BYTES}")
+        self.limit("stream", ROOM)
+
+    def limit(self, tenant, layers):
+        self.ctl("quota", "set", tenant, "--limit", f"{layers * LAYER_BYTES}")
+
+    def order_by(self, policy):
+        self.ctl("settings", "change", "--eviction-policy", policy)
 
     def ctl(self, *arguments, check=True):
         done = subprocess.run([self.programs / "vramctl", *arguments], capture_output=True, text=True)
@@ -309,17 +324,109 @@ class Brokered:
         self.client.close()
 
 
+def fetch_again_and_again(vramd):
+    """Pins parts in turn that do not all fit, until standard input ends. Prints when each pin was asked for and how long
+    it took, in seconds."""
+    client = vramd.connect("neighbour")
+    parts = [
+        client.allocate(LAYER_BYTES, part_size=LAYER_BYTES, unpinned=True, wait=60) for _ in range(NEIGHBOUR_PARTS)
+    ]
+    for memory in parts:
+        memory.pin(write=True, wait=60).release()
+    for turn in itertools.count():
+        if select.select([sys.stdin], [], [], 0)[0]:
+            break
+        began = time.monotonic()
+        parts[turn % len(parts)].pin(wait=60).release()
+        print(began, time.monotonic() - began, flush=True)
+    for memory in parts:
+        memory.free()
+    client.close()
+
+
+class Neighbour:
+    """That in a process of another user, whose pins are of another tenant."""
+
+    def __init__(self, programs):
+        self.child = subprocess.Popen(
+            [sys.executable, __file__, programs, "--neighbour"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            user=NEIGHBOUR_UID, env={**os.environ, "HOME": "/tmp"},
+        )
+        self.pins = [self.next() for _ in range(3 * NEIGHBOUR_PARTS)]
+        self.reader = threading.Thread(target=lambda: self.pins.extend(self.parsed(line) for line in self.child.stdout))
+        self.reader.start()
+
+    def next(self):
+        line = self.child.stdout.readline()
+        if not line:
+            raise RuntimeError("the neighbour ended")
+        return self.parsed(line)
+
+    def parsed(self, line):
+        began, took = map(float, line.split())
+        return began, took
+
+    def between(self, begin, end):
+        """How long the pins took that were asked for in this time, the shortest first."""
+        return sorted(took for began, took in list(self.pins) if begin <= began < end)
+
+    def end(self):
+        self.child.stdin.close()
+        if self.child.wait(timeout=60) != 0:
+            raise RuntimeError("the neighbour failed")
+        self.reader.join()
+
+
+def beside_a_neighbour(programs, brokered, daemon, kernels, passes, speed):
+    """Streams by a declared sequence while another tenant fetches on demand. Returns how long it took, and the neighbour's
+    pins, as shares of the link's speed that they had: alone, and beside the stream."""
+    daemon.limit("stream", QUARTER)
+    daemon.limit(f"uid-{NEIGHBOUR_UID}", NEIGHBOUR_ROOM)
+    neighbour = Neighbour(programs)
+    try:
+        alone = time.monotonic()
+        time.sleep(2)
+        with brokered.client.sequence(brokered.layers) as sequence:
+            settled = time.monotonic()
+            brokered.stream(kernels, WARM_PASSES, sequence.begin)
+            began = time.monotonic()
+            took, waited = brokered.stream(kernels, passes, lambda step: sequence.begin(step + WARM_PASSES * LAYERS))
+            ended = time.monotonic()
+    finally:
+        neighbour.end()
+
+    def shares(begin, end):
+        pins = neighbour.between(begin, end)
+        share = [LAYER_BYTES / seconds / speed for seconds in pins]
+        return {
+            "pins": len(pins), "median": statistics.median(share), "lowest_of_95_percent": share[len(share) * 95 // 100],
+            "lowest": share[-1],
+        }
+
+    return took, {
+        "pin_seconds": waited, "neighbour_alone": shares(alone, settled), "neighbour_beside": shares(began, ended),
+    }
+
+
 def main():
     arguments = argparse.ArgumentParser(description="Streams a model through a quota that holds a third of it.")
     arguments.add_argument("programs", type=pathlib.Path, help="the folder of vramd and vramctl")
-    arguments.add_argument("--json", type=pathlib.Path, required=True, help="where the results go")
+    arguments.add_argument("--json", type=pathlib.Path, help="where the results go")
     arguments.add_argument("--quick", action="store_true", help="fewer passes")
-    arguments.add_argument("--only", default="bare,managed,lru,prefetch,sequence", help="ways, separated by commas")
+    arguments.add_argument(
+        "--only", default="bare,managed,lru,default,prefetch,sequence,beside", help="ways, separated by commas"
+    )
+    arguments.add_argument("--neighbour", action="store_true", help="be the other tenant")
     given = arguments.parse_args()
     # In the bundle the package lies beside this folder.
     sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "python"))
-    import torch
     import vramd
+
+    if given.neighbour:
+        return fetch_again_and_again(vramd)
+    if given.json is None:
+        arguments.error("--json is missing")
+    import torch
 
     passes = 6 if given.quick else 20
     few = 2 if given.quick else 6
@@ -339,7 +446,7 @@ def main():
     def record(name, took, passes, **more):
         torch.cuda.synchronize()
         right = bool((kernels.sums[: passes * LAYERS].view(passes, LAYERS) == sums).all())
-        busy, copies = kernels.busy(), transfer * passes
+        busy, copies = kernels.busy(), more.get("transfer", transfer * passes)
         if "managed" in name:
             # Page faults are no compute.
             busy = min(busy, kernels.seconds * LAYERS * passes)
@@ -374,9 +481,12 @@ def main():
         try:
             brokered = Brokered(torch, vramd, part_bytes)
             layers = brokered.layers
-            if "lru" in ways and part_bytes < LAYER_BYTES:
-                took, waited = brokered.stream(kernels, few, lambda step: None)
-                record(f"lru, {parts}", took, few, pin_seconds=waited)
+            for way, policy in (("lru", "lru"), ("default", "hit-density")):
+                if way in ways and part_bytes < LAYER_BYTES:
+                    daemon.order_by(policy)
+                    brokered.stream(kernels, WARM_PASSES, lambda step: None)
+                    took, waited = brokered.stream(kernels, few, lambda step: None)
+                    record(f"{policy}, {parts}", took, few, pin_seconds=waited)
             if "prefetch" in ways and part_bytes < LAYER_BYTES:
                 asked = []
 
@@ -395,9 +505,14 @@ def main():
                     )
                     more = {"window": sequence.window_steps, "kept": sequence.kept_bytes / LAYER_BYTES}
                     record(f"sequence, {parts}", took, passes, pin_seconds=waited, **more)
+            if "beside" in ways and part_bytes < LAYER_BYTES:
+                took, more = beside_a_neighbour(given.programs, brokered, daemon, kernels, few, speed)
+                quarter = {"transfer": few * LAYER_BYTES * LAYERS * (LAYERS - QUARTER) / (LAYERS - 1) / speed}
+                record(f"sequence beside a neighbour, {parts}", took, few, **quarter, **more)
             brokered.close()
         finally:
             daemon.end()
+
     def median(key):
         of_sequences = [row[key] for row in rows if row["name"].startswith("sequence, parts of 32")]
         return statistics.median(of_sequences) if of_sequences else None

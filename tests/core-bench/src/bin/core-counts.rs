@@ -10,7 +10,7 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use clap::{Parser, Subcommand};
 use core_bench::counts::{
-    comparison::{Counts, Difference, Steep, compare, faster_than_logarithm, growing, percent},
+    comparison::{Counts, Difference, Steep, compare, faster_than_logarithm, growing, percent, times},
     measure,
     workload::Workload,
 };
@@ -45,6 +45,8 @@ enum Action {
 
 /// The fewest kinds of events of which the growth is known.
 const KINDS_MIN: usize = 18;
+/// A prefetch request may take so many times the instructions of an `Attach`.
+const PREFETCH_TO_ATTACH_MAX: f64 = 2.0;
 /// The committed counts.
 const COMMITTED: &str = "tests/core-bench/counts.json";
 
@@ -109,7 +111,14 @@ fn check(committed: &Path) -> Result<ExitCode> {
     for count in &steep {
         writeln!(out, "{count}")?;
     }
-    let fails = found.iter().any(Difference::fails) || !growing.is_empty() || !steep.is_empty();
+    let prefetch = times(&counts, Workload::Prefetches.name(), "Attach");
+    writeln!(
+        out,
+        "a prefetch request takes {prefetch:.2} times an Attach; at most {PREFETCH_TO_ATTACH_MAX}"
+    )?;
+    // A ratio that is not a number fails as well.
+    let is_cheap = prefetch <= PREFETCH_TO_ATTACH_MAX;
+    let fails = found.iter().any(Difference::fails) || !growing.is_empty() || !steep.is_empty() || !is_cheap;
     if !found.is_empty() {
         writeln!(
             out,

@@ -97,6 +97,12 @@ pub fn faster_than_logarithm(counts: &Counts, work: &[(&str, u32)]) -> Vec<Steep
     work.iter().filter_map(steep).collect()
 }
 
+/// How many times the count of `base` the count of `name` is. Not a number if one was not counted.
+pub fn times(counts: &Counts, name: &str, base: &str) -> f64 {
+    let count = |name: &str| counts.get(name).copied().unwrap_or(f64::NAN);
+    count(name) / count(base)
+}
+
 /// By how many percent a count has grown.
 pub fn percent(before: f64, now: f64) -> f64 {
     (now - before) / before * 100.0
