@@ -3,11 +3,15 @@
 use std::time::{Duration, Instant};
 
 use vramd_client::{
-    Access, Allocation, AllocationRequest, Bytes, Client, Reason, SequenceRequest, SequenceState, aio,
+    Access, Allocation, AllocationId, AllocationRequest, Bytes, Client, Reason, SequenceRequest,
+    SequenceState, aio,
 };
 use vramd_tests::{Config, Daemon, MIB, content, digest, wait::until};
 
+use crate::{has_other_users, moves::clients::programs::send_by_id, pressure::metric};
+
 const PART: u64 = 2 * MIB;
+const PART_LEN: usize = 2 << 20;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn daemon(device: &str) -> Daemon {
@@ -40,7 +44,7 @@ fn run(order: &vramd_client::Sequence, layers: &[Allocation], seed: u64, passes:
     }
 }
 
-/// The device holds a quarter of the model, and another tenant's program pins its own memory meanwhile.
+/// The device holds a quarter of the model, and another program of the tenant pins its own memory meanwhile.
 #[test]
 fn a_model_four_times_the_device_streams_beside_another_programs_demand() {
     let daemon = daemon("24MiB");
@@ -76,6 +80,92 @@ fn a_model_four_times_the_device_streams_beside_another_programs_demand() {
     drop((layers, own));
     client.flush().unwrap();
     other.flush().unwrap();
+    daemon.drains();
+}
+
+const NIGHT: u32 = 20_001;
+
+/// The parts of one layer of the model in [`a_model_four_times_the_device_streams_beside_another_tenants_demand`], and the
+/// bytes that the link to the device carries in a second.
+const LAYER_PARTS: u64 = 8;
+const LINK: u64 = 16 * MIB;
+
+/// How long a pin of one part may take on the link. Demand goes first, so it waits for the chunks of prefetches in flight
+/// alone, and for demand that came before: the layer with which the other program has begun.
+fn demand_bound() -> Duration {
+    const CHUNKS_IN_FLIGHT: u64 = 4;
+    Duration::from_millis((CHUNKS_IN_FLIGHT + LAYER_PARTS + 1) * PART * 1000 / LINK)
+}
+
+/// Another tenant's part always lies below its device when it is pinned. Behind the copies of the window, which are two
+/// layers, each pin would wait longer than its bound.
+#[test]
+fn a_model_four_times_the_device_streams_beside_another_tenants_demand() {
+    const LAYERS: u64 = 16;
+    if !has_other_users("a_model_four_times_the_device_streams_beside_another_tenants_demand") {
+        return;
+    }
+    let mut config = Config::devices(&["64MiB"]).memory("host_size = \"512MiB\"").memory("harvest_ms = 5");
+    config.sim.push(format!("link_to_device = \"{}MiB\"", LINK / MIB));
+    let config = config.tenant(NIGHT, "night").telemetry("prometheus_listen = \"127.0.0.1:0\"");
+    let daemon = Daemon::start(&config);
+    let client = connect(&daemon);
+    let mut other = daemon.probe_as(NIGHT);
+    assert_eq!(other.ask("sdk open")["tenant"], "night");
+    let id = other.ask(&format!("sdk allocate {} part={PART}", 2 * PART))["allocation"].as_u64().unwrap();
+    other.ask("sdk write 9");
+    other.ask("sdk unhold");
+    send_by_id(&daemon, &AllocationId::from_raw(id).to_string(), "host");
+    // It has room for one of its two parts, which it pins in turns.
+    daemon.set_quota("night", "2MiB", "2MiB");
+    let other_digests = [0, 1].map(|part| digest(&content(2 * PART, 9)[part * PART_LEN..][..PART_LEN]));
+
+    let written = (0..LAYERS).map(|seed| {
+        let bytes = content(PART, seed).repeat(usize::try_from(LAYER_PARTS).unwrap());
+        let request = AllocationRequest::new(Bytes::new(LAYER_PARTS * PART)).part_size(Bytes::mib(2));
+        let mut layer = client.allocate(request.unpinned()).unwrap();
+        layer.copy_from_host(0, &bytes).unwrap();
+        (layer, digest(&bytes))
+    });
+    let (layers, digests): (Vec<_>, Vec<_>) = written.unzip();
+    let order = client.declare_sequence(in_order(&layers).passes(1)).unwrap();
+    let mut waits = std::thread::scope(|scope| {
+        let streaming = scope.spawn(|| {
+            for (layer, digest_written) in layers.iter().zip(&digests) {
+                order.begin_next().unwrap();
+                let pinned = layer.pin(Access::Read).unwrap();
+                assert_eq!(digest(pinned.as_slice().unwrap()), *digest_written);
+            }
+        });
+        let mut waits = Vec::new();
+        for part in [0, 1].into_iter().cycle() {
+            if streaming.is_finished() {
+                break;
+            }
+            let began = Instant::now();
+            let pinned = other.ask(&format!("sdk pin-parts {part} {}", part + 1));
+            waits.push(began.elapsed());
+            assert_eq!(pinned["digest"], other_digests[part]);
+            other.ask("sdk unpin");
+        }
+        streaming.join().unwrap();
+        waits
+    });
+    let fetched = |tenant: &str, cause: &str| {
+        let labels = [tenant, cause, "direction=\"in\"", "outcome=\"moved\""];
+        metric(&daemon, "vramd_migrations_total", &labels).unwrap_or(0)
+    };
+    until("each pin is counted as demand", || fetched("\"night\"", "\"demand\"") >= waits.len());
+    let ahead = fetched(client.tenant(), "\"prefetch\"");
+    assert!(ahead as u64 >= LAYERS * LAYER_PARTS / 2, "only {ahead} parts came ahead");
+    // One of ten may be late, if the machine was busy with something else.
+    waits.sort();
+    let within = waits.iter().filter(|wait| **wait <= demand_bound()).count();
+    assert!(waits.len() >= 10 && within * 10 >= waits.len() * 9, "{:?}: {waits:?}", demand_bound());
+    order.end();
+    drop(layers);
+    client.flush().unwrap();
+    other.leave();
     daemon.drains();
 }
 

@@ -8,7 +8,9 @@ use std::{
 };
 
 use tonic::Code;
-use vramd_client::{Access, Allocation, AllocationRequest, Bytes, Client, Error};
+use vramd_client::{
+    Access, Allocation, AllocationRequest, Bytes, Client, Error, PrefetchRequest, PrefetchState,
+};
 use vramd_proto::v1::{MoveOutcome as Outcome, MoveState, SealRequest, Tier};
 use vramd_tests::{
     Config, Daemon, Home, MIB, MIB_2, Refused, config::Effect, content, daemon::quota, digest, wait::until,
@@ -341,6 +343,80 @@ fn fails_once_and_is_there_the_next_time(engine: &'static str) {
     drop(memory);
     client.flush().unwrap();
     assert_nothing_left(&daemon);
+}
+
+/// A request whose read fails ends with the disk's error, and leaves no reservation. The content is still there.
+#[test]
+fn a_failed_read_ends_a_prefetch_and_the_next_pin_has_the_bytes() {
+    for engine in ENGINES {
+        let config = tiers("8MiB", "0").disk("16MiB").disk_engine(engine);
+        let daemon = Daemon::start(&config.fault("copy", 3, Effect::Fail("an error of the disk".to_owned())));
+        let client = connect(&daemon);
+        let other = in_one_part(&daemon, &client, 1);
+        send(&daemon, &other, "disk");
+        let memory = in_one_part(&daemon, &client, 4);
+        send(&daemon, &memory, "disk");
+        let failed = prefetch_error(&client, &memory);
+        assert_eq!(failed.reason(), Some(Reason::DriverFailed), "{failed:?}");
+        assert!(failed.to_string().contains(EIO), "{failed}");
+        assert_eq!(lies(&daemon, &memory), ["disk"]);
+        has_nothing_reserved(&daemon);
+        // The next request of the session is served, and so is the next one for this memory.
+        for (memory, pieces) in [(&other, 1), (&memory, 4)] {
+            let prefetch = client.prefetch(PrefetchRequest::new().all(memory)).unwrap();
+            let ready = PrefetchState::Ready { parts_left_out: 0, is_late: false };
+            assert_eq!(prefetch.wait().unwrap(), ready);
+            has_all(memory, pieces);
+        }
+        drop((other, memory));
+        client.flush().unwrap();
+        assert_nothing_left(&daemon);
+    }
+}
+
+#[test]
+fn damage_on_disk_ends_a_prefetch_and_loses_its_part_alone() {
+    for engine in ENGINES {
+        let daemon = Daemon::start(&tiers("8MiB", "0").disk("8MiB").disk_engine(engine));
+        let client = connect(&daemon);
+        let memory = allocate_unpinned(&daemon, &client, 2);
+        send(&daemon, &memory, "disk");
+        let id = memory.id().get();
+        corrupt(&daemon, id, 1);
+        for _ in 0..2 {
+            let lost = prefetch_error(&client, &memory);
+            assert!(is_lost(&lost, id, 1), "{lost:?}");
+            has_nothing_reserved(&daemon);
+        }
+        let lost = memory.pin_parts(1..2, Access::Read).map(drop).expect_err("it is lost");
+        assert!(is_lost(&lost, id, 1), "{lost:?}");
+        let whole = memory.pin_parts(0..1, Access::Read).expect("it is whole");
+        assert!(whole.as_slice().unwrap() == &content(2 * MIB_2, id)[..PART]);
+        drop((whole, memory));
+        client.flush().unwrap();
+        assert_nothing_left(&daemon);
+    }
+}
+
+/// The error with which a prefetch request for the memory ends, at once or later.
+#[track_caller]
+fn prefetch_error(client: &Client, memory: &Allocation) -> Error {
+    let ended = client.prefetch(PrefetchRequest::new().all(memory)).map(|it| it.wait().expect("it ends"));
+    match ended {
+        Err(error) | Ok(PrefetchState::Refused(error)) => error,
+        Ok(other) => panic!("the request ended with {other:?}"),
+    }
+}
+
+/// No request is left, and nothing moves.
+#[track_caller]
+fn has_nothing_reserved(daemon: &Daemon) {
+    let listed = vramctl_json(daemon, &["prefetch", "list"]);
+    assert_eq!(listed["prefetches"], serde_json::json!([]));
+    until("nothing moves", || {
+        let device = &daemon.state().devices[0];
+        (device.moving_in_bytes, device.moving_out_bytes, device.awaited_part_count) == (0, 0, 0)
+    });
 }
 
 /// And not at the call's deadline, which the refusal would name, whatever becomes of its other parts.

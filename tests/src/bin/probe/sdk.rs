@@ -9,7 +9,8 @@ use anyhow::{Context as _, Result, bail, ensure};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::{Value, json};
 use vramd_client::{
-    Access, Advice, Allocation, AllocationRequest, Bytes, Client, Error, Pinnable, Pinned, Sealed,
+    Access, Advice, Allocation, AllocationRequest, Bytes, Client, Error, Pinnable, Pinned, Prefetch,
+    PrefetchRequest, Sealed,
 };
 
 use crate::{fork, small, turns::Turner};
@@ -22,6 +23,7 @@ pub(crate) struct Sdk {
     /// Memory without a handle pin.
     kept: Vec<Sealed>,
     guards: Vec<Pinned>,
+    requests: Vec<Prefetch>,
     turner: Option<Turner>,
     client: Option<Client>,
 }
@@ -182,6 +184,43 @@ impl Sdk {
                             guards.iter().all(|one| matches!(one.as_slice(), Err(Error::Forked { .. })));
                         guards.clear();
                         pins && looks
+                    })?);
+                }
+                json!({ "statuses": statuses })
+            }
+            // Asks for parts of the allocation ahead of their use, from the first to before the second number.
+            "prefetch" => {
+                let open = self.open.as_ref().context("nothing is allocated")?;
+                let request = PrefetchRequest::new().parts(open, words[0].parse()?..words[1].parse()?);
+                match client.prefetch(request) {
+                    Ok(asked) => {
+                        let answer = json!({ "number": asked.number() });
+                        self.requests.push(asked);
+                        answer
+                    }
+                    Err(error) => refused(&error),
+                }
+            }
+            // Waits for the ends of all requests.
+            "prefetched" => {
+                let ends = self.requests.drain(..).map(|it| Ok(format!("{:?}", it.wait()?)));
+                json!({ "ends": ends.collect::<Result<Vec<_>>>()? })
+            }
+            // A child of either kind neither sees nor ends the requests that it inherited, and makes none.
+            "fork-prefetches" => {
+                let mut statuses = Vec::new();
+                for fork in [fork::fork, fork::raw_clone] {
+                    let (open, requests) = (&self.open, &mut self.requests);
+                    statuses.push(fork::run_by(fork, || {
+                        let is_foreign = |it: &Prefetch| {
+                            let outcomes = [it.state().map(drop), it.wait().map(drop), it.cancel()];
+                            outcomes.iter().all(|it| matches!(it, Err(Error::Forked { .. })))
+                        };
+                        let are_foreign = !requests.is_empty() && requests.iter().all(is_foreign);
+                        requests.clear();
+                        let asked =
+                            open.as_ref().map(|open| client.prefetch(PrefetchRequest::new().all(open)));
+                        are_foreign && matches!(asked, Some(Err(Error::Forked { .. })))
                     })?);
                 }
                 json!({ "statuses": statuses })
