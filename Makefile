@@ -1,5 +1,5 @@
 # Every job has a target here. Needs Rust and Python 3.11 or later; the targets fetch all else into .tools/ and .demo/.
-.PHONY: help demo test soak gpu gpu-bundle packages verify fix prose errors-md invariants-md metrics-md protocol-md config-md cli-md proto-baseline
+.PHONY: help demo test soak gpu gpu-bundle packages dist verify fix prose errors-md invariants-md metrics-md protocol-md config-md cli-md proto-baseline
 
 # In the order of their dependencies.
 PACKAGES = vramd-types vramd-proto vramd-words broker-core broker-replay vramd-client vramctl
@@ -34,6 +34,10 @@ packages: ## pack the crates that users need, and build each from its package
 	# Cargo keeps the unpacked source of a package of the same version, and would build against an older one.
 	rm -rf $${CARGO_HOME:-$$HOME/.cargo}/registry/src/-*/vramd-* $${CARGO_HOME:-$$HOME/.cargo}/registry/src/-*/broker-*
 	cargo package --quiet --allow-dirty $(addprefix -p ,$(PACKAGES))
+
+dist: ## build tarball, wheel, Debian package and chart of one version, into target/dist
+	tests/dev/install-tools chart
+	deploy/dist
 
 verify: ## run all checks of CI
 	.ci/run

@@ -28,6 +28,7 @@ use crate::{
     },
     reactor::{Clock, Copies, Executor, Files, Inbox, InboxLimits, Queue, QuotaWriter, Reactor, inbox},
     recorder::Recorder,
+    service_manager,
     socket_keeper::{Listening, SocketKeeper},
     state::State,
     surroundings::{self, Warning},
@@ -284,6 +285,9 @@ impl App {
             () = stop_requested(stop.clone()) => {}
         }
         tracing::info!("serving");
+        let serving =
+            format!("serves {} devices by the driver {}", self.driver.devices().len(), self.driver.name());
+        tokio::spawn(service_manager::report(self.inbox.clone(), serving, stop.clone()));
 
         let descriptor_shares = DescriptorShares::default();
         let calls = grpc::serve(

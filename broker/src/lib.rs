@@ -12,7 +12,8 @@
 //! [`state`] keeps what outlives the daemon. [`driver_choice`] opens a driver. [`events`] feeds watches, [`moves`]
 //! lists moves between tiers, [`harvest`] reads which parts clients use, and [`recorder`]
 //! records traces. [`telemetry`] has metrics, traces and
-//! logs. [`socket_keeper`] keeps the sockets in place. [`surroundings`] warns of limits of the machine. [`app`] assembles all of them, and [`exit`] maps failures to exit statuses.
+//! logs. [`socket_keeper`] keeps the sockets in place, and [`service_manager`] reports to systemd. [`surroundings`] warns
+//! of limits of the machine. [`app`] assembles all of them, and [`exit`] maps failures to exit statuses.
 
 pub mod app;
 pub mod args;
@@ -27,6 +28,7 @@ pub mod moves;
 pub mod platform;
 pub mod reactor;
 pub mod recorder;
+pub mod service_manager;
 pub mod socket_keeper;
 pub mod state;
 pub mod surroundings;

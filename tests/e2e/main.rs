@@ -8,6 +8,7 @@ mod guides;
 mod hostile;
 mod moves;
 mod operators;
+mod packages;
 mod pressure;
 mod protocol;
 mod sdk;

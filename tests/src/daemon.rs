@@ -43,6 +43,7 @@ pub struct Home {
     open_files_max: Option<u64>,
     mounts: Option<String>,
     wrapper: Vec<String>,
+    variables: Vec<(&'static str, String)>,
     filter: Option<SyscallFilter>,
 }
 
@@ -253,7 +254,14 @@ impl Home {
         let home = tempfile::Builder::new().prefix("vramd-e2e-").tempdir_in(parent);
         let home = home.expect("the directory is writable");
         fs::set_permissions(home.path(), Permissions::from_mode(0o755)).expect("the directory is ours");
-        Self { dir: home, open_files_max: None, mounts: None, wrapper: Vec::new(), filter: None }
+        Self {
+            dir: home,
+            open_files_max: None,
+            mounts: None,
+            wrapper: Vec::new(),
+            variables: Vec::new(),
+            filter: None,
+        }
     }
 
     /// Gives a daemon in this directory a hard limit of open files.
@@ -274,6 +282,13 @@ impl Home {
     #[must_use]
     pub fn with_wrapper(mut self, wrapper: &[&str]) -> Self {
         self.wrapper = wrapper.iter().map(|&word| word.to_owned()).collect();
+        self
+    }
+
+    /// Sets a variable of a daemon's environment.
+    #[must_use]
+    pub fn with_variable(mut self, name: &'static str, value: &str) -> Self {
+        self.variables.push((name, value.to_owned()));
         self
     }
 
@@ -334,6 +349,7 @@ impl Home {
             filter.apply(&mut command);
         }
         command.current_dir(self.path()).env_remove("VRAMD_SOCKET_DIR");
+        command.envs(self.variables.iter().map(|(name, value)| (name, value)));
         command.arg("--config").arg(self.path().join("vramd.toml"));
         command
     }

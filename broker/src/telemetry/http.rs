@@ -125,9 +125,10 @@ async fn metrics(State(state): State<HttpState>) -> Response {
 
 /// Answers whether the reactor works. A daemon that does not answer should be restarted.
 async fn alive(State(state): State<HttpState>) -> Response {
-    match state.read(|_| ()).await {
-        Some(()) => "ok\n".into_response(),
-        None => unavailable("the daemon is stopping, or does not answer"),
+    // A read would not do: it needs no reactor while the broker is free.
+    match timeout(REACTOR_TIMEOUT, state.inbox.wait_until_handled()).await {
+        Ok(Some(())) => "ok\n".into_response(),
+        Ok(None) | Err(_) => unavailable("the daemon is stopping, or does not answer"),
     }
 }
 

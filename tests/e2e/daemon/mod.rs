@@ -4,3 +4,4 @@ pub(crate) mod descriptors;
 pub(crate) mod driver_faults;
 pub(crate) mod life;
 pub(crate) mod limits;
+pub(crate) mod service_manager;

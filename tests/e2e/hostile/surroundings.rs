@@ -134,6 +134,43 @@ fn clients_outside_the_pid_namespace_are_told() {
     assert!(refused.contains("pid namespace") && refused.contains("--pid=host"), "{refused}");
 }
 
+/// `vramctl` of another user who is root of a user namespace, as in a rootless container.
+fn vramctl_in_a_namespace(daemon: &Daemon) -> std::process::Command {
+    let mut command = std::process::Command::new("setpriv");
+    command.args(["--reuid", "65532", "--regid", "65532", "--clear-groups"]);
+    command.args(["unshare", "--user", "--map-root-user"]).arg(vramd_tests::programs::program("vramctl"));
+    command.env("VRAMD_SOCKET_DIR", daemon.sockets());
+    command
+}
+
+#[test]
+fn a_client_in_a_user_namespace_is_its_user_outside() {
+    if !has_other_users("a_client_in_a_user_namespace_is_its_user_outside") {
+        return;
+    }
+    let daemon = Daemon::new();
+    let said = |argument: &str| {
+        let output = vramctl_in_a_namespace(&daemon).arg(argument).output().unwrap();
+        String::from_utf8([output.stdout, output.stderr].concat()).unwrap()
+    };
+    assert!(said("mine").starts_with("tenant uid-65532\n"), "{}", said("mine"));
+    assert!(said("status").contains("NOT_OPERATOR"), "{}", said("status"));
+}
+
+#[test]
+fn users_whom_the_daemons_user_namespace_does_not_map_are_refused() {
+    if !has_other_users("users_whom_the_daemons_user_namespace_does_not_map_are_refused") {
+        return;
+    }
+    let home = Home::new().with_wrapper(&["unshare", "--user", "--map-root-user"]);
+    Config::default().write(home.path());
+    let daemon = Daemon::start_in(home);
+    let output = vramctl_in_a_namespace(&daemon).arg("mine").output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.contains("PEER_UNIDENTIFIED") && said.contains("user namespace does not map"), "{said}");
+    assert_eq!(daemon.open().tenant(), "uid-0", "users that it maps are served");
+}
+
 /// With 2 the kernel makes no memfd that could be executed. It holds for a pid namespace, so that of the test is safe.
 #[test]
 fn memory_is_shared_where_the_kernel_forbids_executable_memfds() {

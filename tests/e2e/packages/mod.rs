@@ -1,0 +1,3 @@
+//! Operators install container images, and pods use them.
+
+mod containers;
