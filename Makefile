@@ -1,5 +1,5 @@
 # Every job has a target here. Needs Rust and Python 3.11 or later; the targets fetch all else into .tools/ and .demo/.
-.PHONY: help demo test soak gpu gpu-bundle packages dist verify fix prose errors-md invariants-md metrics-md protocol-md config-md cli-md proto-baseline
+.PHONY: help demo stack book test soak gpu gpu-bundle packages dist verify fix prose errors-md invariants-md metrics-md protocol-md config-md cli-md proto-baseline
 
 # In the order of their dependencies.
 PACKAGES = vramd-types vramd-proto vramd-words broker-core broker-replay vramd-client vramctl
@@ -12,6 +12,14 @@ help: ## list the targets
 
 demo: ## run the whole path with a real model; FILE=/path/to/any/file uses that file instead
 	python3 tests/demo/demo.py $(if $(FILE),--file '$(FILE)')
+
+stack: ## start a daemon under load, Prometheus and Grafana, until Ctrl-C; ARGS="--driver auto" uses a GPU
+	command -v prometheus >/dev/null || tests/dev/install-tools
+	@deploy/stack/run $(ARGS)
+
+book: ## build the book of the documentation into target/book, and check it
+	tests/dev/install-tools book
+	tests/dev/book/run
 
 test: ## run all tests, with their set-up
 	tests/dev/install-tools

@@ -14,7 +14,7 @@ import sys
 import time
 
 import weights
-from node import ROOT, Failed, Node, people
+from node import ROOT, Failed, Node, configuration, people
 
 PROGRAMS = ["vramd", "vramctl", "scratch", "compute"]
 GIB = 1 << 30
@@ -41,7 +41,8 @@ def main():
         charged = charged_bytes(file.stat().st_size)
         print(f"{file}: {file.stat().st_size} bytes, {charged} when charged in steps of 2 MiB")
         users = people()
-        with Node(programs, users, given.driver, memory_bytes=max(GIB, 4 * charged)) as node:
+        memory_bytes = max(GIB, 4 * charged)
+        with Node(programs, lambda home: configuration(home, users, given.driver, memory_bytes)) as node:
             tell(node, node.readable(file, users), charged, users)
     except KeyboardInterrupt:
         sys.exit("interrupted")

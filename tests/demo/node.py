@@ -49,9 +49,10 @@ def people():
 class Node:
     """The daemon and its folder. A context: leaving it ends all that was started and removes the folder."""
 
-    def __init__(self, programs, users, driver, memory_bytes):
+    def __init__(self, programs, configured, prefix="vramd-demo-"):
+        """`configured` returns the daemon's configuration for the folder that it is given."""
         # It removes itself when the interpreter ends, whatever happens before the context is entered.
-        self.folder = tempfile.TemporaryDirectory(prefix="vramd-demo-", dir="/tmp")
+        self.folder = tempfile.TemporaryDirectory(prefix=prefix, dir="/tmp")
         self.home = pathlib.Path(self.folder.name)
         self.home.chmod(0o755)
         self.bin = self.home / "bin"
@@ -59,7 +60,7 @@ class Node:
         for program in programs:
             shutil.copy(program, self.bin)
         self.config = self.home / "vramd.toml"
-        self.config.write_text(configuration(self.home, users, driver, memory_bytes))
+        self.config.write_text(configured(self.home))
         self.operator = Person(os.geteuid())
         self.children = []
         self.daemon = None

@@ -61,6 +61,10 @@ fn build(folder: &Path) -> Result<(), String> {
         "guide-rust",
         "--bin",
         "guide-moving",
+        "-p",
+        "vramd-client",
+        "--example",
+        "load",
     ]);
     command.arg("--target-dir").arg(folder.parent().expect("a profile's folder lies in the target folder"));
     if folder.ends_with("release") {

@@ -69,14 +69,7 @@ impl Prometheus {
 
     /// The value of each series of an expression, by one of its labels.
     pub fn query(&self, expression: &str, label: &str) -> Vec<(String, f64)> {
-        let path = format!("/api/v1/query?query={}", percent_encoded(expression));
-        let Some(answer) = http::try_json(self.address, &path) else { return Vec::new() };
-        let series = answer["data"]["result"].as_array().cloned().unwrap_or_default();
-        let of = |series: &serde_json::Value| {
-            let value = series["value"][1].as_str()?.parse().ok()?;
-            Some((series["metric"][label].as_str().unwrap_or_default().to_owned(), value))
-        };
-        series.iter().filter_map(of).collect()
+        query(self.address, expression, label)
     }
 
     /// Waits until an expression has one series of that value.
@@ -100,6 +93,18 @@ impl Drop for Prometheus {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// The value of each series of an expression, by one of its labels, in the Prometheus at this address.
+pub fn query(server: SocketAddr, expression: &str, label: &str) -> Vec<(String, f64)> {
+    let path = format!("/api/v1/query?query={}", percent_encoded(expression));
+    let Some(answer) = http::try_json(server, &path) else { return Vec::new() };
+    let series = answer["data"]["result"].as_array().cloned().unwrap_or_default();
+    let of = |series: &serde_json::Value| {
+        let value = series["value"][1].as_str()?.parse().ok()?;
+        Some((series["metric"][label].as_str().unwrap_or_default().to_owned(), value))
+    };
+    series.iter().filter_map(of).collect()
 }
 
 /// The report of Prometheus's linter on a scrape: empty if it is good.

@@ -16,7 +16,7 @@ const LLAMA: &str = r#"{"hidden_size": 8192, "num_hidden_layers": 80, "num_atten
     "torch_dtype": "bfloat16"}"#;
 
 /// The surroundings of a guide beside a running daemon: `/run/vramd` and `/etc/vramd` mean its folders.
-fn surroundings(daemon: &Daemon) -> Surroundings<'_> {
+pub(super) fn surroundings(daemon: &Daemon) -> Surroundings<'_> {
     let home = daemon.home().path();
     Surroundings {
         folder: home,
