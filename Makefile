@@ -2,7 +2,7 @@
 .PHONY: help demo stack book test soak gpu gpu-bundle packages dist verify fix prose errors-md invariants-md metrics-md protocol-md config-md cli-md proto-baseline
 
 # In the order of their dependencies.
-PACKAGES = vramd-types vramd-proto vramd-words broker-core broker-replay vramd-client vramctl
+PACKAGES = vramd-types vramd-proto vramd-words broker-core broker-platform broker-replay vramd-client vramctl
 
 # A test waits for other processes most of the time.
 TEST_THREADS ?= $(shell echo $$((2 * $$(nproc))))

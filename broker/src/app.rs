@@ -15,15 +15,16 @@ use vramd_types::DeviceIndex;
 
 use crate::{
     channel::{self, Channels},
-    config::{self, Config, DriverKind, SimRevocation},
+    config::{self, Config, HostTier, SimRevocation},
     driver_choice,
     events::{EventLimits, Events},
     exit::Failure,
     grpc,
     harvest::Harvest,
     moves::Moves,
+    node_report::{self, NodeReport, Started},
     platform::{
-        descriptor_shares::DescriptorShares, descriptors, descriptors::Descriptors, host::Host, paths,
+        descriptor_shares::DescriptorShares, descriptors, descriptors::Descriptors, paths,
         paths::Environment, process, sockets::Sockets, sockets::SocketsError, tenant_rules::Rules,
     },
     reactor::{Clock, Copies, Executor, Files, Inbox, InboxLimits, Queue, QuotaWriter, Reactor, inbox},
@@ -31,7 +32,7 @@ use crate::{
     service_manager,
     socket_keeper::{Listening, SocketKeeper},
     state::State,
-    surroundings::{self, Warning},
+    surroundings::Warning,
     telemetry::{DaemonFacts, TelemetrySetup},
 };
 
@@ -78,13 +79,14 @@ pub fn check(config: &Config, mut telemetry: TelemetrySetup) -> Result<Vec<Strin
     if notes.is_empty() {
         telemetry.listen()?;
     }
-    let devices = driver_choice::check(config, &sockets)?;
-    let warnings = Warning::all_of(config, &rules, &devices).into_iter().chain(State::warning(&state));
+    let (devices, host) = driver_choice::check(config, &sockets)?;
+    let warnings = Warning::all_of(config, &rules, &devices, host).into_iter().chain(State::warning(&state));
     notes.extend(warnings.map(|warning| warning.to_string()));
     Ok(notes)
 }
 
 /// The absolute directories of the daemon.
+#[derive(Debug)]
 struct Directories {
     sockets: PathBuf,
     sockets_chosen_by: &'static str,
@@ -116,6 +118,10 @@ pub struct App {
     driver: Arc<dyn Driver>,
     driver_ended: watch::Receiver<()>,
     driver_reason: String,
+    host: HostTier,
+    limits: broker_core::Limits,
+    report: NodeReport,
+    directories: Directories,
     revocations: Vec<SimRevocation>,
     inbox: Inbox,
     queue: Queue,
@@ -136,15 +142,15 @@ impl App {
         process::check_proc()?;
         descriptors::raise_limit();
         let clock = Clock::start();
-        let Directories { sockets: socket_dir, sockets_chosen_by, state: state_dir } =
-            Directories::of(&config)?;
-        let bound = Sockets::bind(&socket_dir, config.daemon.admin_group.as_deref());
+        let directories = Directories::of(&config)?;
+        let Directories { sockets: socket_dir, sockets_chosen_by, state: state_dir } = &directories;
+        let bound = Sockets::bind(socket_dir, config.daemon.admin_group.as_deref());
         let (sockets, bound) = bound.map_err(|error| match error {
-            SocketsError::InUse(dir) => Failure::SocketDirInUse { dir, chosen_by: sockets_chosen_by },
+            SocketsError::InUse(dir) => Failure::SocketDirInUse { dir, chosen_by: *sockets_chosen_by },
             error => error.into(),
         })?;
         telemetry.listen()?;
-        let state = State::open(&state_dir)?;
+        let state = State::open(state_dir)?;
         let stored = state.quotas(reset_state)?;
         let (inbox, queue) = inbox(InboxLimits {
             client_requests_max: config.limits.pending_requests_max,
@@ -152,45 +158,26 @@ impl App {
             reads_max: READS_MAX,
         });
         let (sink, driver_ended) = completion_sink(inbox.clone());
-        let driver_choice::Chosen { driver, reason, revocations, host_use } =
-            driver_choice::open(&config, &socket_dir, sink)?;
-        config::check_host(&config.memory, driver.devices().len(), Host::of_process(host_use))?;
+        let driver_choice::Chosen { driver, reason, revocations, host_use, host } =
+            driver_choice::open(&config, socket_dir, sink)?;
         let boot_epoch = state.next_boot_epoch(reset_state)?;
-        if driver.name() == driver_choice::SIM && config.driver.kind == DriverKind::Auto {
-            tracing::warn!(reason, "SIMULATED memory is served, and no GPU's");
-        } else {
-            tracing::info!(driver = driver.name(), reason, "driver chosen");
-        }
-        for device in driver.devices() {
-            tracing::info!(
-                uuid = device.uuid,
-                name = device.name,
-                total_bytes = device.total.get(),
-                host_bytes = config.memory.host_size.get(),
-                disk_bytes = config.disk.size.get(),
-                "device"
-            );
-        }
-        if let Some(disk) = driver.disk() {
-            let no_uring = disk.no_uring.as_deref();
-            let (directory, engine) = (disk.directory.display(), disk.engine);
-            tracing::info!(%directory, %engine, no_uring, capacity_bytes = disk.capacity.get(), "disk");
-        }
-        for link in driver.links() {
-            let lanes: Vec<String> =
-                link.lanes.iter().map(|(lane, carries)| format!("{lane}: {carries} bytes/s")).collect();
-            tracing::info!(name = link.name, shared = lanes.len() > 1, lanes = lanes.join(", "), "link");
-        }
-        tracing::info!(
-            sockets = %socket_dir.display(),
-            state = %state_dir.display(),
-            boot_epoch,
-            version = env!("CARGO_PKG_VERSION"),
-            "vramd starts"
-        );
-        let warnings = Warning::all_of(&config, &rules(&config), driver.devices());
-        warnings.into_iter().chain(State::warning(&state_dir)).for_each(|warning| warning.log());
-        surroundings::log_limits(&config);
+        let descriptors = Descriptors::of_process();
+        let kept = if host.each.is_zero() { 0 } else { descriptors.pieces_max() };
+        let descriptors = descriptors.beside(kept);
+        let limits = config.limits.core(descriptors);
+        let started = Started {
+            config: &config,
+            driver: &*driver,
+            driver_reason: &reason,
+            host,
+            host_locked: host_use.locked,
+            descriptors,
+            limits: &limits,
+        };
+        let report = NodeReport::new(started);
+        report.log(started, boot_epoch);
+        let warnings = Warning::all_of(&config, &rules(&config), driver.devices(), host);
+        warnings.into_iter().chain(State::warning(state_dir)).for_each(|warning| warning.log());
         let (sockets, listening) = SocketKeeper::start(sockets, bound)
             .map_err(|source| Failure::Io { action: "start a thread", source })?;
         Ok(Self {
@@ -203,6 +190,10 @@ impl App {
             driver,
             driver_ended,
             driver_reason: reason,
+            host,
+            limits,
+            report,
+            directories,
             revocations,
             inbox,
             queue,
@@ -284,7 +275,7 @@ impl App {
             // The daemon must stop: both servers see it and end at once.
             () = stop_requested(stop.clone()) => {}
         }
-        tracing::info!("serving");
+        node_report::log_serving(&self.directories.sockets, &self.directories.state);
         let serving =
             format!("serves {} devices by the driver {}", self.driver.devices().len(), self.driver.name());
         tokio::spawn(service_manager::report(self.inbox.clone(), serving, stop.clone()));
@@ -322,6 +313,7 @@ impl App {
                     driver: self.driver.name().to_owned(),
                     driver_reason: self.driver_reason,
                     started_at: self.clock.started_at(),
+                    report: self.report,
                 },
                 channels: Arc::clone(&channels),
             },
@@ -368,7 +360,7 @@ impl App {
     fn harvest(&self, channels: &Arc<Channels>) -> Result<Option<Harvest>, Failure> {
         let memory = &self.config.memory;
         let files = self.config.files.are_loaded();
-        if memory.host_size.is_zero() && self.config.disk.directory.is_none() && !files {
+        if self.host.each.is_zero() && self.config.disk.directory.is_none() && !files {
             return Ok(None);
         }
         Harvest::start(Arc::clone(channels), self.inbox.clone(), memory.harvest)
@@ -376,30 +368,16 @@ impl App {
             .map_err(|source| Failure::Io { action: "start a thread", source })
     }
 
-    /// Computes the core's limits, and logs those that depend on the limit of open files.
-    fn core_limits(&self) -> broker_core::Limits {
-        let descriptors = Descriptors::of_process();
-        let kept = if self.host_to_pin().is_empty() { 0 } else { descriptors.pieces_max() };
-        let descriptors = descriptors.beside(kept);
-        let limits = self.config.limits.core(descriptors);
-        tracing::info!(
-            open_files_max = descriptors.limit,
-            extents_max = limits.extents_max,
-            parts_per_tenant_max = limits.parts_per_tenant_max,
-            fds_in_flight_max = limits.fds_in_flight_max,
-            "limits set by the number of open files"
-        );
-        if limits.extents_max > descriptors.extents_max() {
-            tracing::warn!("limits.extents_max leaves too few open files to connections");
-        }
-        limits
-    }
-
     /// Lists the host memory that the driver pins ahead of need.
     fn host_to_pin(&self) -> Vec<Submission> {
         let near =
             (0..).map(DeviceIndex).zip(self.driver.devices()).map(|(index, _)| self.driver.host_node(index));
-        config::pin_host(&self.config.memory, near, Descriptors::of_process().pieces_max())
+        config::pin_host(
+            self.host,
+            self.config.memory.part_size,
+            near,
+            Descriptors::of_process().pieces_max(),
+        )
     }
 
     fn core_config(&self) -> broker_core::Config {
@@ -408,6 +386,7 @@ impl App {
             boot_epoch: self.boot_epoch,
             devices: config::core_devices(
                 &config.memory,
+                self.host,
                 &config.disk,
                 self.driver.devices(),
                 self.driver.supports(ExtentKind::Fixed),
@@ -425,7 +404,7 @@ impl App {
             default_host_limit: config.quota.default.host_limit,
             default_disk_limit: config.quota.default.disk_limit,
             tenants: config::standings(&config.tenants),
-            limits: self.core_limits(),
+            limits: self.limits.clone(),
         }
     }
 }

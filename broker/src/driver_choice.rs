@@ -3,13 +3,14 @@
 use std::{path::Path, sync::Arc};
 
 use broker_driver::{
-    DeviceInfo, DirectoryError, Driver, DriverError, Sink,
+    DeviceInfo, DeviceReadings, DirectoryError, Driver, DriverError, Sink,
     cuda::{self, CudaConfig, CudaDriver, HostKind, Probed},
     probe_disk, sim,
 };
+use broker_platform::{Readings, collect};
 
 use crate::{
-    config::{self, Config, DeviceChoice, DriverKind, SimDevices, SimRevocation},
+    config::{self, Config, DeviceChoice, DriverKind, HostTier, SimDevices, SimRevocation},
     exit::Failure,
     platform::{
         gpu,
@@ -26,6 +27,7 @@ pub struct Chosen {
     /// Scheduled revocations; empty except on a simulated node.
     pub revocations: Vec<SimRevocation>,
     pub host_use: HostUse,
+    pub host: HostTier,
 }
 
 /// The name of the simulated driver.
@@ -61,7 +63,9 @@ fn open_on(root: &Path, config: &Config, socket_dir: &Path, sink: Sink) -> Resul
     };
     let mut node = SimDevices { sim: &config.driver.sim, socket_dir }.config();
     node.devices = devices;
-    node.host = config::host_total(&config.memory, node.devices.len());
+    let host_use = sim_host_use(config);
+    let host = host_tier(config, simulated(config, &node.devices), host_use)?;
+    node.host = host.total(node.devices.len());
     node.disk = config.disk.config(node.devices.len());
     node.files = config.files.are_loaded();
     let revocations = config.driver.sim.revocations.clone();
@@ -69,8 +73,24 @@ fn open_on(root: &Path, config: &Config, socket_dir: &Path, sink: Sink) -> Resul
         driver: Arc::new(sim::open(node, sink).map_err(|error| failure(config, error))?),
         reason,
         revocations,
-        host_use: sim_host_use(config),
+        host_use,
+        host,
     })
+}
+
+fn simulated(config: &Config, devices: &[DeviceInfo]) -> Vec<DeviceReadings> {
+    let platform = config.driver.sim.platform;
+    let simulated = |DeviceInfo { uuid, name, total, .. }: &DeviceInfo| {
+        DeviceReadings::simulated(uuid.clone(), name.clone(), total.get(), platform)
+    };
+    devices.iter().map(simulated).collect()
+}
+
+/// Chooses the host tier of a node with these devices.
+fn host_tier(config: &Config, devices: Vec<DeviceReadings>, by: HostUse) -> Result<HostTier, Failure> {
+    let count = devices.len();
+    let readings = Readings { devices: Some(devices), ..collect("vramd") };
+    Ok(config::host_tier(&config.memory, count, Host::of_process(by), &readings)?)
 }
 
 /// A memfd is charged to the cgroup of the process that touches it.
@@ -80,20 +100,24 @@ fn sim_host_use(config: &Config) -> HostUse {
 }
 
 /// Tries what [`open`] and the checks after it need, and opens nothing: driver, devices, the disk directory, and sizes
-/// against this machine. Returns the devices.
-pub fn check(config: &Config, socket_dir: &Path) -> Result<Vec<DeviceInfo>, Failure> {
+/// against this machine. Returns the devices and the host tier.
+pub fn check(config: &Config, socket_dir: &Path) -> Result<(Vec<DeviceInfo>, HostTier), Failure> {
     let choice = choose(Path::new("/"), config, socket_dir)?;
-    let host_use = match &choice {
-        Choice::Sim { .. } => sim_host_use(config),
-        // Whether its host memory counts for this process is known only once it is open.
-        Choice::Cuda { .. } => HostUse::default(),
-    };
+    let is_simulated = matches!(choice, Choice::Sim { .. });
     let devices = choice.into_devices();
-    config::check_host(&config.memory, devices.len(), Host::of_process(host_use))?;
+    let (readings, host_use) = if is_simulated {
+        (simulated(config, &devices), sim_host_use(config))
+    } else {
+        // Only an open driver says what its devices are, and whether its host memory counts for this process.
+        let unknown =
+            |device: &DeviceInfo| DeviceReadings { uuid: device.uuid.clone(), ..Default::default() };
+        (devices.iter().map(unknown).collect(), HostUse::default())
+    };
+    let host = host_tier(config, readings, host_use)?;
     if let Some(disk) = config.disk.config(devices.len()) {
         probe_disk(&disk).map_err(|problem| failure(config, DriverError::Directory(problem)))?;
     }
-    Ok(devices)
+    Ok((devices, host))
 }
 
 /// Chooses the driver and its devices.
@@ -190,7 +214,8 @@ fn open_cuda(
     let is_registered = driver.facts().host == HostKind::Registered;
     let buffers = cuda::buffers_max(uuids.len(), config.disk.config(1).is_some(), config.files.are_loaded());
     let host_use = HostUse { locked: is_registered, in_cgroup: is_registered, buffers };
-    Ok(Chosen { driver: Arc::new(driver), reason, revocations: Vec::new(), host_use })
+    let host = host_tier(config, driver.readings(), host_use)?;
+    Ok(Chosen { driver: Arc::new(driver), reason, revocations: Vec::new(), host_use, host })
 }
 
 /// Logs facts that an operator may need later.
@@ -206,7 +231,7 @@ fn log_facts(driver: &CudaDriver) {
         tracing::warn!(problem, "links were not measured: each link schedules its copies by itself");
     }
     for device in &facts.devices {
-        tracing::info!(
+        tracing::debug!(
             uuid = device.uuid,
             cuda = %facts.version,
             scrub = %device.scrub,

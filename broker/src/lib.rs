@@ -12,8 +12,9 @@
 //! [`state`] keeps what outlives the daemon. [`driver_choice`] opens a driver. [`events`] feeds watches, [`moves`]
 //! lists moves between tiers, [`harvest`] reads which parts clients use, and [`recorder`]
 //! records traces. [`telemetry`] has metrics, traces and
-//! logs. [`socket_keeper`] keeps the sockets in place, and [`service_manager`] reports to systemd. [`surroundings`] warns
-//! of limits of the machine. [`app`] assembles all of them, and [`exit`] maps failures to exit statuses.
+//! logs. [`socket_keeper`] keeps the sockets in place, and [`service_manager`] reports to systemd. [`node_report`] says
+//! what the daemon found and chose. [`surroundings`] warns where the configuration does not fit the machine. [`app`]
+//! assembles all of them, and [`exit`] maps failures to exit statuses.
 
 pub mod app;
 pub mod args;
@@ -25,6 +26,7 @@ pub mod exit;
 pub mod grpc;
 pub mod harvest;
 pub mod moves;
+pub mod node_report;
 pub mod platform;
 pub mod reactor;
 pub mod recorder;

@@ -1,18 +1,15 @@
 //! Finds where the configuration does not fit this machine, though a start succeeds. The start warns of it, and `--check`
 //! says it.
 
-use std::{fmt, fs, path::PathBuf, process};
+use std::{fmt, path::PathBuf, process};
 
 use broker_driver::DeviceInfo;
 use vramd_types::Bytes;
 
 use crate::{
-    config::{self, Config},
+    config::{self, Config, HostTier},
     platform::{cgroup, tenant_rules::Rules},
 };
-
-/// Mappings that a client needs for itself beside those of its parts.
-const OWN_MAPPINGS: u64 = 1024;
 
 /// A start succeeds, but the daemon does not serve as the operator may expect.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,20 +18,23 @@ pub enum Warning {
     NoCgroup { tenant: String, pattern: String, own: String },
     /// The configuration leaves the daemon nothing of a device.
     NothingLeft { uuid: String, total: Bytes },
+    /// Too little memory is free for a host tier, so no part leaves a device unless there is a disk or a file.
+    NoHostTier { reason: String },
     /// The quotas from before the last change, which `--reset-state` would take.
     DamagedCopy { path: PathBuf, problem: String },
 }
 
 impl Warning {
     /// Lists the rules and devices that do not fit this machine.
-    pub fn all_of(config: &Config, rules: &Rules, devices: &[DeviceInfo]) -> Vec<Self> {
+    pub fn all_of(config: &Config, rules: &Rules, devices: &[DeviceInfo], host: HostTier) -> Vec<Self> {
         let own = || cgroup::of_process(process::id()).unwrap_or_default();
         let rules = rules.without_cgroup().into_iter();
         let rules =
             rules.map(|(tenant, pattern)| Self::NoCgroup { tenant: tenant.to_owned(), pattern, own: own() });
         let empty = devices.iter().filter(|device| config::share_of(&config.memory, device.total).is_zero());
         let empty = empty.map(|device| Self::NothingLeft { uuid: device.uuid.clone(), total: device.total });
-        rules.chain(empty).collect()
+        let missing = host.is_missing().then(|| Self::NoHostTier { reason: host.reason.to_string() });
+        rules.chain(empty).chain(missing).collect()
     }
 
     const fn message(&self) -> &'static str {
@@ -44,6 +44,9 @@ impl Warning {
             }
             Self::NothingLeft { .. } => {
                 "memory.device_share and memory.margin leave nothing of a device: it serves no memory"
+            }
+            Self::NoHostTier { .. } => {
+                "no host tier: too little memory is free for one part, so memory leaves a device only for disk or files"
             }
             Self::DamagedCopy { .. } => {
                 "the copy of the quotas before the last change is damaged: a start with --reset-state would go on with those of no tenant"
@@ -60,6 +63,7 @@ impl Warning {
             Self::NothingLeft { uuid, total } => {
                 tracing::warn!(uuid, total_bytes = total.get(), "{message}");
             }
+            Self::NoHostTier { reason } => tracing::warn!(reason, "{message}"),
             Self::DamagedCopy { path, problem } => {
                 tracing::warn!(path = %path.display(), problem, "{message}");
             }
@@ -75,24 +79,8 @@ impl fmt::Display for Warning {
                 write!(f, "(tenant `{tenant}`, cgroup {pattern}; this process is in {own})")
             }
             Self::NothingLeft { uuid, total } => write!(f, "(device {uuid}, of {total})"),
+            Self::NoHostTier { reason } => write!(f, "({reason})"),
             Self::DamagedCopy { path, problem } => write!(f, "({}: {problem})", path.display()),
         }
     }
-}
-
-/// Logs that the kernel allows clients fewer mappings than the configuration.
-pub fn log_limits(config: &Config) {
-    let parts = u64::from(config.limits.words_per_session_max);
-    let mappings = number("/proc/sys/vm/max_map_count");
-    if let Some(most) = mappings.filter(|most| *most < parts.saturating_add(OWN_MAPPINGS)) {
-        tracing::info!(
-            max_map_count = most,
-            words_per_session_max = parts,
-            "a client may have fewer parts mapped than limits.words_per_session_max: the kernel allows a process vm.max_map_count mappings"
-        );
-    }
-}
-
-fn number(path: &str) -> Option<u64> {
-    fs::read_to_string(path).ok()?.trim().parse().ok()
 }

@@ -305,6 +305,14 @@ impl AdminClient {
         self.call(v1::GetNodeRequest {}, |mut client, request| async move { client.get_node(request).await })
     }
 
+    /// Reads the node as its daemon sees it: a JSON object.
+    pub fn readings(&self) -> Result<String> {
+        let answer = self.call(v1::GetReadingsRequest {}, |mut client, request| async move {
+            client.get_readings(request).await
+        })?;
+        Ok(answer.json)
+    }
+
     pub fn devices(&self) -> Result<Vec<v1::DeviceStatus>> {
         let answer = self.call(v1::ListDevicesRequest {}, |mut client, request| async move {
             client.list_devices(request).await

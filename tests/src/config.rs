@@ -26,6 +26,8 @@ pub struct Config {
     pub classes: Vec<(String, &'static str, u32)>,
     /// Lines of `[memory]`, `[pressure]`, `[shares]`, `[limits]`, `[quota.default]`, `[daemon]` and `[telemetry]`.
     pub memory: Vec<String>,
+    /// Without it, and without a line of `[memory]` that says otherwise, there is no host tier.
+    pub host_auto: bool,
     pub pressure: Vec<String>,
     pub shares: Vec<String>,
     pub limits: Vec<String>,
@@ -88,6 +90,7 @@ impl Default for Config {
             tenants: Vec::new(),
             classes: Vec::new(),
             memory: Vec::new(),
+            host_auto: false,
             pressure: Vec::new(),
             shares: Vec::new(),
             limits: Vec::new(),
@@ -160,6 +163,13 @@ impl Config {
         self
     }
 
+    /// Sets what the simulated devices say of themselves, like `one-pool`.
+    #[must_use]
+    pub fn platform(mut self, platform: &str) -> Self {
+        self.sim.push(format!("platform = \"{platform}\""));
+        self
+    }
+
     /// Sets the speed of the link that all simulated devices share.
     #[must_use]
     pub fn uplink(mut self, bytes_per_second: &str) -> Self {
@@ -173,6 +183,12 @@ impl Config {
     pub fn memory(mut self, line: &str) -> Self {
         self.memory.push(line.to_owned());
         self
+    }
+
+    /// Leaves the size of the host tier to the daemon.
+    #[must_use]
+    pub fn host_auto(self) -> Self {
+        Self { host_auto: true, ..self }
     }
 
     #[must_use]
@@ -266,6 +282,10 @@ impl Config {
             section(&mut text, "[[driver.sim.revocations]]", &lines);
         }
         section(&mut text, "[memory]", &self.memory);
+        // A test that says nothing of the host tier has none, on whatever machine it runs.
+        if !self.host_auto && !self.memory.iter().any(|line| line.starts_with("host_size")) {
+            line(&mut text, "host_size = \"0\"");
+        }
         if let Some(size) = &self.disk {
             let beside = home.join("disk");
             let directory = self.disk_directory.as_ref().unwrap_or(&beside);

@@ -173,6 +173,7 @@ calls! { Admin:
     cancel_wait(CancelWaitRequest) -> CancelWaitResponse;
     list_moves(ListMovesRequest) -> ListMovesResponse;
     get_node(GetNodeRequest) -> GetNodeResponse;
+    get_readings(GetReadingsRequest) -> GetReadingsResponse;
     list_devices(ListDevicesRequest) -> ListDevicesResponse;
     list_links(ListLinksRequest) -> ListLinksResponse;
     get_settings(GetSettingsRequest) -> GetSettingsResponse;

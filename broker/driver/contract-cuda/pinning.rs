@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use broker_driver::{Completion, Driver, Submission, contract::Harness};
+use broker_driver::{Completion, Driver, PinPace, Submission, contract::Harness};
 use serde_json::{Value, json};
 use vramd_types::{Bytes, DeviceIndex, ExtentId, HostNode};
 
@@ -82,6 +82,7 @@ impl Measured {
             size: ALL,
             piece: PIECE,
             pieces_max: usize::MAX,
+            pace: PinPace::FromStart,
         });
         match self.next()? {
             Completion::PinnedAhead { free, problem, .. } => {

@@ -11,6 +11,9 @@
 //! needs no pieces keeps what it has. It ends when half of the free memory are pieces, so that other sizes are
 //! not all lost.
 //!
+//! With [`PinPace::WithUse`] nothing is pinned before the first extent. After it the module keeps free pieces worth
+//! half of what extents use, so that growth waits for pinning only at its begin. Nothing is unpinned when use falls.
+//!
 //! No other process holds free memory, so none can see what is written there later. It may hold the bytes of
 //! any tenant.
 
@@ -18,7 +21,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use vramd_types::{Bytes, HostNode};
 
-use crate::FreePinnedFacts;
+use crate::{FreePinnedFacts, PinPace};
 
 /// The pinned free memory of one node. The default keeps nothing.
 #[derive(Debug)]
@@ -26,6 +29,7 @@ pub(crate) struct FreePinned<M> {
     /// The size of a piece; zero if nothing is pinned ahead.
     piece: Bytes,
     pieces_max: usize,
+    pace: PinPace,
     memory: BTreeMap<Bytes, SizeClass<M>>,
     bytes: Bytes,
     /// The part of `bytes` that lies in pieces.
@@ -72,15 +76,16 @@ struct SizeClass<M> {
 
 impl<M> Default for FreePinned<M> {
     fn default() -> Self {
-        Self { is_filling: false, ..Self::new(Bytes::ZERO, 0) }
+        Self { is_filling: false, ..Self::new(Bytes::ZERO, 0, PinPace::FromStart) }
     }
 }
 
 impl<M> FreePinned<M> {
-    pub(crate) fn new(piece: Bytes, pieces_max: usize) -> Self {
+    pub(crate) fn new(piece: Bytes, pieces_max: usize, pace: PinPace) -> Self {
         Self {
             piece,
             pieces_max,
+            pace,
             memory: BTreeMap::new(),
             bytes: Bytes::ZERO,
             ordinary: Bytes::ZERO,
@@ -154,17 +159,34 @@ impl<M> FreePinned<M> {
         gone
     }
 
-    /// The size to pin next, if extents leave so much room.
+    /// The part of the room that is pinned ahead while extents use so much.
+    pub(crate) fn room_ahead(&self, room: Bytes, used: Bytes) -> Bytes {
+        match self.pace {
+            PinPace::FromStart => room,
+            PinPace::WithUse if used.is_zero() => Bytes::ZERO,
+            PinPace::WithUse => room.min(self.piece.max(Bytes::new(used.get() / 2))),
+        }
+    }
+
+    /// The size to pin next, if so much room is pinned ahead.
     pub(crate) fn next_missing(&self, room: Bytes) -> Option<Bytes> {
         let fits = self.bytes.saturating_add(self.piece) <= room && self.pieces < self.pieces_max;
         (fits && self.pins_ahead()).then_some(self.piece)
     }
 
-    /// The next step of background work, if extents leave so much room.
+    /// The next step of background work, if so much room is pinned ahead.
     pub(crate) fn step(&mut self, room: Bytes) -> Option<Step<M>> {
         match self.next_missing(room) {
             Some(size) => Some(Step::Pin(size)),
             None => self.unpin_for_piece(room).map(Step::Unpin),
+        }
+    }
+
+    /// A piece could not be pinned. Memory that should be pinned from the start is not tried again; with use it is,
+    /// at the next order.
+    pub(crate) fn pin_failed(&mut self) {
+        if self.pace == PinPace::FromStart {
+            self.stop();
         }
     }
 
@@ -241,6 +263,27 @@ mod tests {
         FreeMemory { memory, is_zero: false }
     }
 
+    #[test]
+    fn with_use_half_as_much_again_is_pinned_ahead() {
+        let mut free = FreePinned::new(PIECE, 100, PinPace::WithUse);
+        let (all, mib) = (Bytes::mib(100), Bytes::mib);
+        assert_eq!(free.room_ahead(all, Bytes::ZERO), Bytes::ZERO);
+        assert!(free.take_filled(Bytes::ZERO), "nothing is pinned from the start");
+        for (used, ahead) in [(2, 4), (8, 4), (20, 10), (80, 40)] {
+            assert_eq!(free.room_ahead(all, mib(used)), mib(ahead), "{used} MiB are used");
+        }
+        assert_eq!(free.room_ahead(mib(3), mib(80)), mib(3), "no more than there is room for");
+        assert_eq!(free.next_missing(mib(4)), Some(PIECE));
+        free.pin_failed();
+        assert_eq!(free.next_missing(mib(4)), Some(PIECE), "it is tried again");
+        let mut from_start = FreePinned::<u32>::new(PIECE, 100, PinPace::FromStart);
+        assert_eq!(from_start.room_ahead(all, Bytes::ZERO), all);
+        from_start.pin_failed();
+        assert_eq!(from_start.next_missing(all), None);
+        free.add(PIECE, fresh(1)).unwrap();
+        assert_eq!(free.step(Bytes::ZERO), None, "and nothing is unpinned when use falls");
+    }
+
     /// Fills it as a driver does.
     fn filled(mut free: FreePinned<u32>, room: Bytes) -> FreePinned<u32> {
         let mut next = 0;
@@ -256,19 +299,22 @@ mod tests {
 
     #[test]
     fn pinning_ahead_stops_at_the_last_whole_piece() {
-        let free = filled(FreePinned::new(PIECE, 100), ROOM);
+        let free = filled(FreePinned::new(PIECE, 100, PinPace::FromStart), ROOM);
         assert_eq!(free.bytes(), Bytes::mib(16));
         assert_eq!(
-            filled(FreePinned::new(PIECE, 3), ROOM).bytes(),
+            filled(FreePinned::new(PIECE, 3, PinPace::FromStart), ROOM).bytes(),
             Bytes::mib(12),
             "nor more pieces than may be"
         );
-        assert_eq!(filled(FreePinned::new(PIECE, 100), Bytes::mib(3)).bytes(), Bytes::ZERO);
+        assert_eq!(
+            filled(FreePinned::new(PIECE, 100, PinPace::FromStart), Bytes::mib(3)).bytes(),
+            Bytes::ZERO
+        );
     }
 
     #[test]
     fn taken_memory_has_the_size_and_is_zero_if_possible() {
-        let mut free = FreePinned::new(PIECE, 100);
+        let mut free = FreePinned::new(PIECE, 100, PinPace::FromStart);
         for memory in [used(1), fresh(2), used(3), fresh(4)] {
             free.add(PIECE, memory).unwrap();
         }
@@ -283,7 +329,7 @@ mod tests {
 
     #[test]
     fn other_sizes_are_unpinned_first_and_only_as_needed() {
-        let mut free = filled(FreePinned::new(PIECE, 100), Bytes::mib(8));
+        let mut free = filled(FreePinned::new(PIECE, 100, PinPace::FromStart), Bytes::mib(8));
         free.add(ODD, used(10)).unwrap();
         free.add(Bytes::mib(6), used(11)).unwrap();
         assert_eq!(free.shrink_to(Bytes::mib(16)), Vec::<u32>::new());
@@ -296,7 +342,7 @@ mod tests {
 
     #[test]
     fn released_memory_is_still_added_after_stop() {
-        let mut free = FreePinned::new(PIECE, 2);
+        let mut free = FreePinned::new(PIECE, 2, PinPace::FromStart);
         free.stop();
         assert!(free.take_filled(ROOM));
         assert_eq!(free.next_missing(ROOM), None);
@@ -325,7 +371,7 @@ mod tests {
 
     /// Full of memory half the size of a piece.
     fn in_halves(count: u32) -> FreePinned<u32> {
-        let mut free = FreePinned::new(PIECE, 100);
+        let mut free = FreePinned::new(PIECE, 100, PinPace::FromStart);
         (0..count).for_each(|memory| free.add(ODD, used(memory)).unwrap());
         free
     }
@@ -387,7 +433,7 @@ mod tests {
 
     #[test]
     fn small_sizes_are_unpinned_for_a_piece() {
-        let mut free = FreePinned::new(PIECE, 3);
+        let mut free = FreePinned::new(PIECE, 3, PinPace::FromStart);
         (0..3).for_each(|memory| free.add(ODD, used(memory)).unwrap());
         assert_eq!(
             (free.take(PIECE, false), free.next_missing(ROOM)),

@@ -14,7 +14,6 @@
 //! pass the suite in [`contract`].
 
 mod batch;
-pub mod cgroup;
 pub mod contract;
 mod copies;
 pub mod cuda;
@@ -26,7 +25,6 @@ mod free_pinned;
 #[cfg(test)]
 mod gate;
 mod location;
-mod other_programs;
 pub mod sim;
 mod threads;
 
@@ -35,11 +33,11 @@ use std::{fmt, os::fd::OwnedFd, sync::Arc, time::Duration};
 use vramd_types::{Bytes, CopyId, DeviceIndex, ExtentId, HostNode};
 pub use vramd_types::{CopyClass, Shares};
 
+pub use broker_platform::{cgroup, left_to_other_programs, readings::DeviceReadings};
 pub use copies::LaneId;
 pub use disk::{DirectoryError, DiskConfig, DiskEngine, DiskFacts, probe_disk};
 pub use error::{CopyError, DiskFlaw, DiskLimit, DriverError, HostLimit};
 pub use export::{Export, SharedFd};
-pub use other_programs::left_to_other_programs;
 
 /// One GPU, MIG instance or simulated device.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -111,6 +109,17 @@ pub struct FreePinnedFacts {
     pub rebuilds: u64,
 }
 
+/// How much host memory a driver pins ahead of need.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PinPace {
+    /// All of it, from the start. Extents then never wait for pinning, and other programs never have the memory.
+    #[default]
+    FromStart,
+    /// Nothing until an extent is created, then half as much again as extents use, and at least one piece. The
+    /// first extents wait while their memory is pinned.
+    WithUse,
+}
+
 /// How long a driver may defer a release.
 pub const RELEASE_WITHIN: Duration = Duration::from_secs(1);
 
@@ -132,15 +141,16 @@ pub enum Submission {
     /// - Released memory stays pinned for later extents of the same size, unless a caller has asked for its
     ///   descriptor.
     /// - The driver unpins free memory that stands in the way of a new extent.
-    /// - The driver pins what is missing ahead of need, in the background, in pieces of size `piece`. At most
-    ///   `pieces_max` free pieces exist; each has a descriptor.
+    /// - The driver pins what is missing ahead of need, in the background, in pieces of size `piece`, as far as
+    ///   `pace` says. At most `pieces_max` free pieces exist; each has a descriptor.
     /// - If a caller wants a piece and only other sizes are free, the driver replaces these by pieces until
     ///   they are no more than the pieces. It works in the background, and a new submission waits for one piece
     ///   of that work at most.
     ///
-    /// The driver answers once there is no room for another piece, or no memory for it. The caller submits this
-    /// once for each node, before it creates any extent there.
-    PinAhead { node: HostNode, size: Bytes, piece: Bytes, pieces_max: usize },
+    /// The driver answers once there is no room for another piece, or no memory for it; with
+    /// [`PinPace::WithUse`] at once. The caller submits this once for each node, before it creates any extent
+    /// there.
+    PinAhead { node: HostNode, size: Bytes, piece: Bytes, pieces_max: usize, pace: PinPace },
     /// Creates an extent on disk, in the directory that the driver was opened with. The id is new, the size is
     /// a multiple of 2 MiB. The extent has no export. Only written ranges can be read. The answer is
     /// [`Completion::DiskCreated`].
@@ -261,6 +271,11 @@ pub trait Driver: Send + Sync + std::fmt::Debug {
 
     /// Whether it can create extents of that kind.
     fn supports(&self, kind: ExtentKind) -> bool;
+
+    /// Readings of the devices that tell the platform. They are in the order of [`devices`](Self::devices).
+    fn readings(&self) -> Vec<DeviceReadings> {
+        Vec::new()
+    }
 
     /// The host node nearest to a device.
     fn host_node(&self, device: DeviceIndex) -> HostNode;

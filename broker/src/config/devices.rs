@@ -10,7 +10,7 @@ use broker_driver::{
 use thiserror::Error;
 use vramd_types::Bytes;
 
-use super::{DeviceChoice, Disk, Memory, Sim, SimEffect, SimOperation};
+use super::{DeviceChoice, Disk, HostTier, Memory, Sim, SimEffect, SimOperation};
 
 /// A configured device is not on this node.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -65,6 +65,7 @@ impl SimDevices<'_> {
                 to_host: self.sim.uplink_to_host.get(),
             },
             faults: self.sim.faults.iter().map(fault).collect(),
+            platform: self.sim.platform,
             ..SimConfig::default()
         }
     }
@@ -107,6 +108,7 @@ pub fn share_of(memory: &Memory, total: Bytes) -> Bytes {
 /// Describes the driver's devices for the core.
 pub fn core_devices(
     memory: &Memory,
+    host: HostTier,
     disk: &Disk,
     devices: &[DeviceInfo],
     makes_fixed: bool,
@@ -119,7 +121,7 @@ pub fn core_devices(
             name: device.name.clone(),
             total: device.total,
             share: share_of(memory, device.total),
-            host: memory.host_size,
+            host: host.each,
             maps_host,
             disk: disk.size,
             context_bytes: device.context,
@@ -176,12 +178,16 @@ mod tests {
             margin: Quantity::Bytes(Bytes::gib(1)),
             ..Memory::default()
         };
-        let shares: Vec<_> = core_devices(&memory, &Disk::default(), &present(), false, false)
-            .iter()
-            .map(|device| device.share)
-            .collect();
+        let shares: Vec<_> =
+            core_devices(&memory, HostTier::NONE, &Disk::default(), &present(), false, false)
+                .iter()
+                .map(|device| device.share)
+                .collect();
         assert_eq!(shares, [Bytes::gib(3), Bytes::gib(1)]);
         let memory = Memory { device_share: Quantity::Bytes(Bytes::gib(100)), ..memory };
-        assert_eq!(core_devices(&memory, &Disk::default(), &present(), false, false)[1].share, Bytes::gib(3));
+        assert_eq!(
+            core_devices(&memory, HostTier::NONE, &Disk::default(), &present(), false, false)[1].share,
+            Bytes::gib(3)
+        );
     }
 }

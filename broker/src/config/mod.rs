@@ -22,13 +22,13 @@ pub use devices::{SimDevices, UnknownDevice, choose, core_devices, share_of};
 pub use disk::Disk;
 pub use error::{ConfigError, ErrorLocation};
 pub use files::Files;
-pub use host::{HostTooSmall, check_host, host_total, pin_host};
+pub use host::{HostTier, HostTooSmall, host_tier, pin_host};
 pub use limits::Limits;
 pub use pressure::Pressure;
 pub use quantity::QuantityText;
 pub use schema::{
-    Cuda, Daemon, DeviceChoice, Driver, DriverKind, File as Config, LogFormat, LogLevel, Memory, Sim,
-    SimDevice, SimEffect, SimFault, SimOperation, SimRevocation, SimStep,
+    Cuda, Daemon, DeviceChoice, Driver, DriverKind, File as Config, HostSize, LogFormat, LogLevel, Memory,
+    Sim, SimDevice, SimEffect, SimFault, SimOperation, SimRevocation, SimStep,
 };
 pub use shares::Shares;
 pub use telemetry::{Endpoint, OtlpProtocol, SampleRatio, Signal, Telemetry};

@@ -5,6 +5,8 @@ use std::fmt;
 use serde::{Deserialize, Deserializer, de};
 use vramd_types::{Bytes, Quantity};
 
+use super::HostSize;
+
 /// A [`Quantity`] that is read from `"24GiB"`, `"90%"` or `4096`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QuantityText(pub Quantity);
@@ -41,10 +43,45 @@ impl<'de> Deserialize<'de> for QuantityText {
 
 /// Reads a number of bytes, and refuses a share.
 pub(super) fn bytes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Bytes, D::Error> {
-    match QuantityText::deserialize(deserializer)?.0 {
+    bytes_of(QuantityText::deserialize(deserializer)?)
+}
+
+fn bytes_of<E: de::Error>(text: QuantityText) -> Result<Bytes, E> {
+    match text.0 {
         Quantity::Bytes(bytes) => Ok(bytes),
-        Quantity::Percent(_) => Err(de::Error::custom("a share is not allowed here; give a number of bytes")),
+        Quantity::Percent(_) => Err(E::custom("a share is not allowed here; give a number of bytes")),
     }
+}
+
+/// Reads a number of bytes, or `"auto"`.
+pub(super) fn host_size<'de, D: Deserializer<'de>>(deserializer: D) -> Result<HostSize, D::Error> {
+    /// [`QuantityText`], and one word.
+    struct SizeVisitor;
+
+    impl de::Visitor<'_> for SizeVisitor {
+        type Value = HostSize;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("\"auto\" or a quantity like \"24GiB\"")
+        }
+
+        fn visit_str<E: de::Error>(self, text: &str) -> Result<HostSize, E> {
+            if text == "auto" { Ok(HostSize::Auto) } else { of(Visitor.visit_str(text)?) }
+        }
+
+        fn visit_i64<E: de::Error>(self, bytes: i64) -> Result<HostSize, E> {
+            of(Visitor.visit_i64(bytes)?)
+        }
+
+        fn visit_u64<E: de::Error>(self, bytes: u64) -> Result<HostSize, E> {
+            of(Visitor.visit_u64(bytes)?)
+        }
+    }
+
+    fn of<E: de::Error>(text: QuantityText) -> Result<HostSize, E> {
+        bytes_of(text).map(HostSize::Bytes)
+    }
+    deserializer.deserialize_any(SizeVisitor)
 }
 
 /// Reads a number of bytes that is a multiple of an extent's granularity.

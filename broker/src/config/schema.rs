@@ -3,6 +3,7 @@
 use std::{num::NonZeroU64, path::PathBuf, time::Duration};
 
 use broker_core::EvictionPolicy;
+use broker_platform::Platform;
 use serde::{Deserialize, Deserializer, de};
 use vramd_types::{Bytes, Quantity};
 
@@ -100,6 +101,9 @@ pub struct Sim {
     pub uplink_to_device: Bytes,
     #[serde(deserialize_with = "quantity::bytes")]
     pub uplink_to_host: Bytes,
+    /// The platform that the simulated devices play.
+    #[serde(deserialize_with = "sim_platform")]
+    pub platform: Platform,
     pub faults: Vec<SimFault>,
     pub revocations: Vec<SimRevocation>,
 }
@@ -113,6 +117,7 @@ impl Default for Sim {
             link_to_host: Bytes::ZERO,
             uplink_to_device: Bytes::ZERO,
             uplink_to_host: Bytes::ZERO,
+            platform: Platform::Discrete,
             faults: vec![],
             revocations: vec![],
         }
@@ -257,6 +262,15 @@ const fn first() -> NonZeroU64 {
     NonZeroU64::MIN
 }
 
+/// The configured size of the host tier of each device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum HostSize {
+    /// A share of the memory that is free at the start.
+    #[default]
+    Auto,
+    Bytes(Bytes),
+}
+
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Memory {
@@ -272,8 +286,8 @@ pub struct Memory {
     #[serde(deserialize_with = "quantity::part_size")]
     pub part_size: Bytes,
     /// The size of the host tier of each device.
-    #[serde(deserialize_with = "quantity::bytes")]
-    pub host_size: Bytes,
+    #[serde(deserialize_with = "quantity::host_size")]
+    pub host_size: HostSize,
     /// Interval of the harvest, if parts can move.
     #[serde(rename = "harvest_ms", deserialize_with = "harvest")]
     pub harvest: Duration,
@@ -292,7 +306,7 @@ impl Default for Memory {
             margin: Quantity::Bytes(Bytes::ZERO),
             sessions_reserved: 8,
             part_size: Bytes::mib(256),
-            host_size: Bytes::ZERO,
+            host_size: HostSize::Auto,
             harvest: Duration::from_millis(100),
             check_shadows: false,
             eviction_policy: EvictionPolicy::default(),
@@ -367,6 +381,13 @@ fn harvest<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Er
     match u64::deserialize(deserializer)? {
         millis @ 1..=HARVEST_MS_MAX => Ok(Duration::from_millis(millis)),
         millis => Err(de::Error::custom(format!("{millis} ms is not between 1 and {HARVEST_MS_MAX} ms"))),
+    }
+}
+
+fn sim_platform<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Platform, D::Error> {
+    match Platform::deserialize(deserializer)? {
+        Platform::NoGpu => Err(de::Error::custom("a simulated device is a GPU: `no-gpu` is not possible")),
+        platform => Ok(platform),
     }
 }
 

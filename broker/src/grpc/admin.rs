@@ -29,6 +29,7 @@ use crate::{
     channel::Channels,
     events::{Events, Watch, WatchError},
     moves::Moves,
+    node_report::NodeReport,
     reactor::Inbox,
     recorder::Recorder,
     telemetry::Telemetry,
@@ -41,6 +42,7 @@ pub struct NodeFacts {
     /// `sim` or `cuda`.
     pub driver: String,
     pub driver_reason: String,
+    pub report: NodeReport,
     /// The wall clock's time when the broker's time was 0.
     pub started_at: SystemTime,
 }
@@ -456,6 +458,18 @@ impl AdminService for Admin {
             invariant_violations: node.invariant_violations,
             started_at: Some(self.facts.started_at.into()),
         }))
+    }
+
+    async fn get_readings(
+        &self,
+        request: Request<v1::GetReadingsRequest>,
+    ) -> Result<Response<v1::GetReadingsResponse>, Status> {
+        self.operator(&request)?;
+        let facts = Arc::clone(&self.facts);
+        // Files of `/proc` and `/sys` take time where the driver's module is busy.
+        let read = tokio::task::spawn_blocking(move || facts.report.readings().to_json());
+        let json = read.await.map_err(|_| status::stopping())?;
+        Ok(Response::new(v1::GetReadingsResponse { json }))
     }
 
     async fn list_devices(

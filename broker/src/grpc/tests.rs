@@ -71,6 +71,7 @@ fn served_with_grace(operators: &[u32], stop_grace: Duration) -> Served {
             driver: "sim".to_owned(),
             driver_reason: "a test".to_owned(),
             started_at: SystemTime::UNIX_EPOCH,
+            report: crate::node_report::NodeReport::default(),
         },
         channels: std::sync::Arc::default(),
     };

@@ -446,6 +446,8 @@ fn digest_error(error: CopyError) -> DigestError {
 fn log_pinned_host(node: HostNode, pinned: Bytes, problem: Option<&DriverError>) {
     let pinned_bytes = pinned.get();
     match problem {
+        // Memory that is pinned with use begins with nothing.
+        None if pinned.is_zero() => {}
         None => tracing::info!(%node, pinned_bytes, "host memory is pinned ahead of need"),
         Some(problem) => tracing::warn!(
             %node, pinned_bytes, %problem, "no further host memory is pinned ahead of need: moving parts wait while it is pinned"

@@ -2,6 +2,7 @@
 
 pub(crate) mod admin;
 pub(crate) mod classes;
+pub(crate) mod doctor;
 pub(crate) mod messages;
 pub(crate) mod quotas;
 pub(crate) mod replays;

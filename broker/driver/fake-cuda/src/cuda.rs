@@ -99,6 +99,8 @@ extern "C" fn cuDeviceGetAttribute(value: *mut c_int, attribute: c_uint, device:
     let of_all = match attribute {
         COMPUTE_MODE => script().number("compute_mode", 0),
         HOST_NUMA_ID => script().number("attribute.134", 0),
+        // A discrete device, whose memory no page table of the host maps.
+        other @ (18 | 88 | 100 | 101) => script().number(&format!("attribute.{other}"), 0),
         other => script().number(&format!("attribute.{other}"), 1),
     };
     put(value, script().number(&format!("attribute.{attribute}.{device}"), of_all))

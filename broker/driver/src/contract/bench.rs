@@ -16,7 +16,7 @@ use vramd_types::{Bytes, CopyId, DeviceIndex, ExtentId, HostNode};
 use super::{Access, Harness, Importer};
 use crate::{
     Completion, CopyClass, CopyError, DiskConfig, DiskFacts, Driver, DriverError, Export, ExtentKind,
-    FreePinnedFacts, Submission, sim::Fault,
+    FreePinnedFacts, PinPace, Submission, sim::Fault,
 };
 
 /// No case takes long; this only turns a hang into a failure.
@@ -191,8 +191,9 @@ impl<'a> Bench<'a> {
         size: Bytes,
         piece: Bytes,
         pieces_max: usize,
+        pace: PinPace,
     ) -> (Bytes, Option<DriverError>) {
-        self.submit(Submission::PinAhead { node: self.host_node(), size, piece, pieces_max });
+        self.submit(Submission::PinAhead { node: self.host_node(), size, piece, pieces_max, pace });
         self.wait(|completion| match completion {
             Completion::PinnedAhead { free, problem, .. } => Some((*free, problem.clone())),
             _ => None,

@@ -6,7 +6,7 @@ use super::{
     Access, Bench, Harness, Verdict,
     bench::{Extent, SMALL, new_id, pattern},
 };
-use crate::{Completion, CopyError, DriverError, HostLimit, Submission};
+use crate::{Completion, CopyError, DriverError, HostLimit, PinPace, Submission};
 
 /// More than any case needs.
 const MANY: usize = 100;
@@ -36,7 +36,7 @@ fn make_unzeroed(bench: &mut Bench<'_>, size: Bytes) -> Result<Extent, DriverErr
 
 /// Pins small pieces ahead, and returns how much is free.
 fn filled(bench: &mut Bench<'_>, size: Bytes, pieces_max: usize) -> Bytes {
-    let (free_pinned, problem) = bench.pin_ahead(size, SMALL, pieces_max);
+    let (free_pinned, problem) = bench.pin_ahead(size, SMALL, pieces_max, PinPace::FromStart);
     assert_eq!(problem, None);
     free_pinned
 }
@@ -59,6 +59,23 @@ pub fn free_memory_is_reused_and_zeroed_on_request(harness: &dyn Harness) -> Ver
         bench.free(extent);
     }
     bench.free(source);
+    bench.finish();
+    Verdict::Passed
+}
+
+pub fn memory_pinned_with_use_is_kept_and_grows_ahead(harness: &dyn Harness) -> Verdict {
+    let mut bench = Bench::new(harness);
+    let (free_pinned, problem) = bench.pin_ahead(Bytes::mib(32), SMALL, MANY, PinPace::WithUse);
+    assert_eq!((free_pinned, problem), (Bytes::ZERO, None), "nothing is pinned before the first extent");
+    let extents: Vec<_> = (0..8).map(|_| bench.make_host()).collect();
+    bench
+        .free_pinned_until("half as much again is free", |free_pinned| free_pinned.ordinary == Bytes::mib(8));
+    extents.into_iter().for_each(|extent| bench.free(extent));
+    bench.free_pinned_until("all of it stays pinned", |free_pinned| free_pinned.ordinary == Bytes::mib(24));
+    let full = Some(DriverError::OutOfHostMemory(HostLimit::Capacity(Bytes::mib(32))));
+    assert_eq!(bench.create_host(Bytes::mib(34)).err(), full, "the limit is the same");
+    let whole = bench.create_host(Bytes::mib(32)).expect("the free pieces go for it");
+    bench.free(whole);
     bench.finish();
     Verdict::Passed
 }
@@ -211,7 +228,13 @@ pub fn pin_ahead_is_accepted_once_for_each_known_node(harness: &dyn Harness) -> 
     let mut bench = Bench::new(harness);
     let (node, nowhere) = (bench.host_node(), HostNode(u16::MAX));
     let mut problem = |node| {
-        bench.submit(Submission::PinAhead { node, size: SMALL, piece: SMALL, pieces_max: MANY });
+        bench.submit(Submission::PinAhead {
+            node,
+            size: SMALL,
+            piece: SMALL,
+            pieces_max: MANY,
+            pace: PinPace::FromStart,
+        });
         bench.wait(|completion| match completion {
             Completion::PinnedAhead { node: of, problem, .. } if *of == node => Some(problem.clone()),
             _ => None,
@@ -228,7 +251,13 @@ pub fn pin_ahead_is_accepted_once_for_each_known_node(harness: &dyn Harness) -> 
 pub fn the_end_does_not_wait_for_memory_ahead(harness: &dyn Harness) -> Verdict {
     let bench = Bench::new(harness);
     let (node, extent) = (bench.host_node(), new_id());
-    bench.submit(Submission::PinAhead { node, size: Bytes::mib(64), piece: SMALL, pieces_max: MANY });
+    bench.submit(Submission::PinAhead {
+        node,
+        size: Bytes::mib(64),
+        piece: SMALL,
+        pieces_max: MANY,
+        pace: PinPace::FromStart,
+    });
     bench.submit(Submission::CreateHost { extent, node, size: SMALL, zeroed: true });
     let reported = bench.end();
     let free_pinned =

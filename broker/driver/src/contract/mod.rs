@@ -153,6 +153,7 @@ macro_rules! contract_tests {
             host::invalid_host_submissions_are_refused,
             free_pinned::free_memory_is_reused_and_zeroed_on_request,
             free_pinned::memory_exported_to_another_process_is_not_reused,
+            free_pinned::memory_pinned_with_use_is_kept_and_grows_ahead,
             free_pinned::free_and_used_memory_stay_within_the_node_size,
             free_pinned::another_size_has_free_memory_unpinned,
             free_pinned::other_sizes_become_pieces_once_a_piece_is_missing,

@@ -60,8 +60,8 @@ use self::{
     state::{State, send},
 };
 use crate::{
-    Completion, DeviceInfo, DiskConfig, DiskFacts, Driver, DriverError, ExtentKind, FreePinnedFacts,
-    LinkFacts, Submission, Traffic,
+    Completion, DeviceInfo, DeviceReadings, DiskConfig, DiskFacts, Driver, DriverError, ExtentKind,
+    FreePinnedFacts, LinkFacts, Submission, Traffic,
     copies::{Lanes, Links, Table},
     disk::{DiskOrder, DiskWork},
     threads::Threads,
@@ -135,6 +135,10 @@ impl Driver for CudaDriver {
         kind == ExtentKind::Movable || self.fixed
     }
 
+    fn readings(&self) -> Vec<DeviceReadings> {
+        self.facts.devices.iter().map(|facts| facts.readings.clone()).collect()
+    }
+
     fn host_node(&self, device: DeviceIndex) -> HostNode {
         self.facts.devices.get(usize::from(device.0)).map_or(HostNode(0), |facts| facts.host_node)
     }
@@ -198,8 +202,8 @@ impl Dispatcher {
             Submission::CreateHost { extent, node, size, zeroed } => {
                 send(&self.hosts, HostOrder::Make { extent, node, size, zeroed });
             }
-            Submission::PinAhead { node, size, piece, pieces_max } => {
-                send(&self.hosts, HostOrder::PinAhead { node, size, piece, pieces_max });
+            Submission::PinAhead { node, size, piece, pieces_max, pace } => {
+                send(&self.hosts, HostOrder::PinAhead { node, size, piece, pieces_max, pace });
             }
             Submission::CreateDisk { extent, size } => {
                 send(&self.disks, DiskOrder::Make { extent, size, failure: None });

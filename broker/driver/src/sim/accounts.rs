@@ -14,7 +14,7 @@ use super::{
     memory::{Identity, Memory},
 };
 use crate::{
-    DeviceInfo, DriverError, FreePinnedFacts, HostLimit,
+    DeviceInfo, DriverError, FreePinnedFacts, HostLimit, PinPace,
     disk::DiskExtent,
     free_pinned::{FreeMemory, FreePinned, Step},
     location::Location,
@@ -124,12 +124,13 @@ impl Accounts {
         size: Bytes,
         piece: Bytes,
         pieces_max: usize,
+        pace: PinPace,
     ) -> Result<(), DriverError> {
         if mem::replace(&mut self.pins_ahead, true) {
             return Err(DriverError::Failed("host memory is already pinned ahead".to_owned()));
         }
         self.host.total = self.host.total.min(size);
-        self.free_pinned = FreePinned::new(piece, pieces_max);
+        self.free_pinned = FreePinned::new(piece, pieces_max, pace);
         Ok(())
     }
 
@@ -158,15 +159,15 @@ impl Accounts {
     }
 
     /// Does one step of pinning ahead: creates a piece, or frees what stands in its way. Returns whether there
-    /// was a step. After a failure no other piece is tried.
+    /// was a step.
     pub(super) fn pin_step(&mut self, uuid: &str) -> io::Result<bool> {
-        match self.free_pinned.step(self.room_in_host()) {
+        match self.free_pinned.step(self.room_ahead()) {
             None => return Ok(false),
             Some(Step::Unpin(memory)) => {
                 self.ours.remove(&memory.identity());
             }
             Some(Step::Pin(size)) => {
-                let memory = self.host_memory(uuid, size).inspect_err(|_| self.free_pinned.stop())?;
+                let memory = self.host_memory(uuid, size).inspect_err(|_| self.free_pinned.pin_failed())?;
                 self.add_free(memory, true);
             }
         }
@@ -180,7 +181,7 @@ impl Accounts {
 
     /// Returns the free bytes once, when nothing is left to pin ahead.
     pub(super) fn take_filled(&mut self) -> Option<Bytes> {
-        let room = self.room_in_host();
+        let room = self.room_ahead();
         self.free_pinned.take_filled(room).then(|| self.free_pinned.bytes())
     }
 
@@ -202,6 +203,11 @@ impl Accounts {
     fn room_in_host(&self) -> Bytes {
         let Balance { total, live, awaited, unbrokered } = self.host;
         total.saturating_sub(live).saturating_sub(awaited).saturating_sub(unbrokered)
+    }
+
+    /// The part of that room that is pinned ahead.
+    fn room_ahead(&self) -> Bytes {
+        self.free_pinned.room_ahead(self.room_in_host(), self.host.live)
     }
 
     pub(super) fn live(&self, extent: ExtentId) -> Option<Arc<Memory>> {
@@ -360,8 +366,11 @@ mod tests {
             host: Balance { total: Bytes::mib(8), ..Balance::default() },
             ..accounts(Bytes::ZERO)
         };
-        accounts.set_pin_target(Bytes::mib(6), Bytes::mib(2), 10).unwrap();
-        assert!(accounts.set_pin_target(Bytes::mib(8), Bytes::mib(2), 10).is_err(), "once");
+        accounts.set_pin_target(Bytes::mib(6), Bytes::mib(2), 10, PinPace::FromStart).unwrap();
+        assert!(
+            accounts.set_pin_target(Bytes::mib(8), Bytes::mib(2), 10, PinPace::FromStart).is_err(),
+            "once"
+        );
         let pin_step = |accounts: &mut Accounts| while accounts.pin_step("GPU-books-test").unwrap() {};
         pin_step(&mut accounts);
         assert_eq!((accounts.take_filled(), accounts.take_filled()), (Some(Bytes::mib(6)), None));

@@ -14,7 +14,7 @@ use super::{
     state::{State, send},
     surveyor::SurveyorOrder,
 };
-use crate::{Completion, DriverError, Export, batch, location::Location};
+use crate::{Completion, DriverError, Export, PinPace, batch, location::Location};
 
 #[derive(Debug)]
 pub(super) enum Task {
@@ -40,6 +40,7 @@ pub(super) struct PinAhead {
     pub(super) size: Bytes,
     pub(super) piece: Bytes,
     pub(super) pieces_max: usize,
+    pub(super) pace: PinPace,
 }
 
 /// Runs until all senders are gone. If only memory that others held at the last survey stands in the way, the
@@ -86,9 +87,9 @@ fn has_ended() -> DriverError {
 impl PinAhead {
     /// Answered once nothing is left to pin, or now if it is refused.
     fn begin(self, state: &State) -> Option<Completion> {
-        let Self { node, size, piece, pieces_max } = self;
+        let Self { node, size, piece, pieces_max, pace } = self;
         let problem = refuse_unknown_node(node)
-            .or_else(|| state.accounts().set_pin_target(size, piece, pieces_max).err())?;
+            .or_else(|| state.accounts().set_pin_target(size, piece, pieces_max, pace).err())?;
         Some(Completion::PinnedAhead { node, free: Bytes::ZERO, problem: Some(problem) })
     }
 }

@@ -46,6 +46,7 @@ use std::{
     time::Instant,
 };
 
+use broker_platform::Platform;
 use vramd_types::{Bytes, CopyId, DeviceIndex, HostNode};
 
 pub use fault::{Effect, Fault, Operation};
@@ -59,8 +60,8 @@ use self::{
     timer::{Late, Order, Routes},
 };
 use crate::{
-    Completion, DeviceInfo, DiskConfig, DiskFacts, Driver, DriverError, ExtentKind, FreePinnedFacts, LaneId,
-    LinkFacts, Sink, Submission, Traffic,
+    Completion, DeviceInfo, DeviceReadings, DiskConfig, DiskFacts, Driver, DriverError, ExtentKind,
+    FreePinnedFacts, LaneId, LinkFacts, Sink, Submission, Traffic,
     copies::{Links, Table, lane},
     disk::{self, Disk, DiskMover, Warn},
     threads::Threads,
@@ -82,6 +83,8 @@ pub struct SimConfig {
     /// The speed of the link that all devices share.
     pub uplink: LinkSpeed,
     pub faults: Vec<Fault>,
+    /// The platform that the devices play. It changes their readings, and no memory.
+    pub platform: Platform,
 }
 
 /// The speed of a link between devices and the host, in bytes per second; 0 is as fast as the machine allows.
@@ -101,7 +104,7 @@ pub fn buffers_max(disk: bool, files: bool) -> Bytes {
 /// impossible, if `/proc` cannot be read, or if the directory cannot hold extents.
 pub fn open(config: SimConfig, sink: Sink) -> Result<SimDriver, DriverError> {
     check(&config.devices)?;
-    let SimConfig { devices, host, disk, files, link, uplink, faults } = config;
+    let SimConfig { devices, host, disk, files, link, uplink, faults, platform } = config;
     let schedule = Schedule::new(faults)?;
     let disk = Disk::open(disk.as_ref(), files)?;
     let disk_facts = disk.as_ref().and_then(Disk::facts).cloned();
@@ -150,6 +153,7 @@ pub fn open(config: SimConfig, sink: Sink) -> Result<SimDriver, DriverError> {
     let dispatcher = Some(Dispatcher { schedule, routes, late });
     Ok(SimDriver {
         devices,
+        platform,
         disk: disk_facts,
         links,
         copies,
@@ -162,6 +166,7 @@ pub fn open(config: SimConfig, sink: Sink) -> Result<SimDriver, DriverError> {
 /// The simulated driver.
 pub struct SimDriver {
     devices: Vec<DeviceInfo>,
+    platform: Platform,
     disk: Option<DiskFacts>,
     links: Vec<LinkFacts>,
     copies: Arc<Table>,
@@ -195,6 +200,13 @@ impl Driver for SimDriver {
 
     fn supports(&self, kind: ExtentKind) -> bool {
         kind == ExtentKind::Movable
+    }
+
+    fn readings(&self) -> Vec<DeviceReadings> {
+        let simulated = |DeviceInfo { uuid, name, total, .. }: &DeviceInfo| {
+            DeviceReadings::simulated(uuid.clone(), name.clone(), total.get(), self.platform)
+        };
+        self.devices.iter().map(simulated).collect()
     }
 
     fn host_node(&self, _device: DeviceIndex) -> HostNode {

@@ -99,8 +99,8 @@ impl Order {
                 let failure = failure.or_else(|| maker::refuse_unknown_node(node));
                 Self::Task(Task::Make(Make { extent, location: Location::Host, size, zeroed, failure }))
             }
-            Submission::PinAhead { node, size, piece, pieces_max } => {
-                Self::Task(Task::PinAhead(PinAhead { node, size, piece, pieces_max }))
+            Submission::PinAhead { node, size, piece, pieces_max, pace } => {
+                Self::Task(Task::PinAhead(PinAhead { node, size, piece, pieces_max, pace }))
             }
             Submission::CreateDisk { extent, size } => Self::Disk(DiskOrder::Make { extent, size, failure }),
             Submission::OpenFile { extent, size, span } => Self::Disk(DiskOrder::Open { extent, size, span }),

@@ -3,6 +3,7 @@
 mod alloc;
 mod completions;
 mod device;
+mod doctor;
 mod estimate;
 mod file;
 mod freed;
@@ -65,6 +66,8 @@ pub(crate) enum Command {
     /// Show the node, and take it out of service or back.
     #[command(subcommand)]
     Node(node::Verb),
+    /// Say what the node is, which limits stand in the way, and what to set. Needs no daemon.
+    Doctor(doctor::Doctor),
     /// Show and change levels of pressure, sizes of tiers and shares of links.
     #[command(subcommand)]
     Settings(settings::Verb),
@@ -112,6 +115,7 @@ impl Command {
             Self::Link(verb) => link::run(&verb, &admin()?, output),
             Self::Device(verb) => device::run(verb, &admin()?, output),
             Self::Node(verb) => node::run(verb, &admin()?, output),
+            Self::Doctor(doctor) => doctor::run(&doctor, admin, output),
             Self::Settings(verb) => settings::run(verb, &admin()?, output),
             Self::Trace(verb) => trace::run(&verb, &admin()?, output),
             Self::Replay(replay) => replay::run(&replay, output),

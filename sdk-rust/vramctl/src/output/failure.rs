@@ -23,6 +23,11 @@ pub(crate) enum Failure {
         path: String,
         problem: String,
     },
+    /// A file has no readings of a node.
+    Readings {
+        path: String,
+        problem: String,
+    },
     Output(io::Error),
 }
 
@@ -63,7 +68,7 @@ impl Failure {
         ExitCode::from(match self {
             Self::Daemon(error) if error.reason() == Some(Reason::BrokerGone) => 3,
             Self::Daemon(_) | Self::Output(_) => 1,
-            Self::File { .. } | Self::Unwritable { .. } | Self::Trace { .. } => 2,
+            Self::File { .. } | Self::Unwritable { .. } | Self::Trace { .. } | Self::Readings { .. } => 2,
         })
     }
 
@@ -83,6 +88,7 @@ impl Failure {
             Self::File { .. } => "FILE_UNREADABLE".to_owned(),
             Self::Unwritable { .. } => "FILE_UNWRITABLE".to_owned(),
             Self::Trace { .. } => "TRACE_INVALID".to_owned(),
+            Self::Readings { .. } => "READINGS_INVALID".to_owned(),
             Self::Output(_) => "OUTPUT_FAILED".to_owned(),
         }
     }
@@ -90,7 +96,11 @@ impl Failure {
     fn code(&self) -> &'static str {
         match self {
             Self::Daemon(error) => error.code().map_or("UNKNOWN", |code| code.name()),
-            Self::File { .. } | Self::Unwritable { .. } | Self::Trace { .. } | Self::Output(_) => "LOCAL",
+            Self::File { .. }
+            | Self::Unwritable { .. }
+            | Self::Trace { .. }
+            | Self::Readings { .. }
+            | Self::Output(_) => "LOCAL",
         }
     }
 
@@ -111,6 +121,7 @@ impl fmt::Display for Failure {
             Self::File { path, error } => write!(f, "cannot read {path}: {error}"),
             Self::Unwritable { path, problem } => write!(f, "cannot write {path}: {problem}"),
             Self::Trace { path, problem } => write!(f, "cannot play {path}: {problem}"),
+            Self::Readings { path, problem } => write!(f, "cannot judge {path}: {problem}"),
             Self::Output(error) => write!(f, "cannot write to standard output: {error}"),
         }
     }

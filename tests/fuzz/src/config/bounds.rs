@@ -185,7 +185,9 @@ fn devices(config: &Config, driver: &config::Driver) {
         assert!(fault.nth > 0, "{fault:?}");
         assert!(fault.on != Operation::Release || matches!(fault.effect, Effect::Delay(_)), "{fault:?}");
     }
-    for device in config::core_devices(&config.memory, &config.disk, &sim.devices, false, true) {
+    for device in
+        config::core_devices(&config.memory, config::HostTier::NONE, &config.disk, &sim.devices, false, true)
+    {
         assert!(device.share <= device.total, "{device:?}");
         let all = config.memory.device_share == Quantity::Percent(100);
         let none_kept = config.memory.margin == Quantity::Bytes(Bytes::ZERO);

@@ -37,6 +37,20 @@ pub(crate) fn nearest(api: &Api, device: Ordinal) -> HostNode {
     HostNode(node.and_then(|node| u16::try_from(node).ok()).unwrap_or(0))
 }
 
+/// That node, unless it has no CPU: a coherent GPU's memory is such a node, and host memory must not lie there. Then
+/// the first node with CPUs.
+pub(crate) fn with_cpus(nodes: &Path, node: HostNode) -> HostNode {
+    let list = |node| fs::read_to_string(nodes.join(format!("node{node}/cpulist"))).ok();
+    let has_cpus = |list: &String| cpus(list).next().is_some();
+    match list(node) {
+        Some(its) if !has_cpus(&its) => {
+            let mut others = (0..u16::MAX).map(HostNode).map_while(|other| Some((other, list(other)?)));
+            others.find(|(_, list)| has_cpus(list)).map_or(node, |(other, _)| other)
+        }
+        _ => node,
+    }
+}
+
 /// The CPUs of that node; none if the kernel knows no such node.
 pub(crate) fn cpus_of(nodes: &Path, node: HostNode) -> Vec<usize> {
     let list = fs::read_to_string(nodes.join(format!("node{node}/cpulist")));
@@ -77,6 +91,27 @@ mod tests {
         assert_eq!(cpus("0-3,8,10-11\n").collect::<Vec<_>>(), [0, 1, 2, 3, 8, 10, 11]);
         assert_eq!(cpus("\n").count(), 0);
         assert_eq!(cpus("x-y,5").collect::<Vec<_>>(), [5]);
+    }
+
+    #[test]
+    fn a_node_without_cpus_is_no_host_node() {
+        let nodes = tempfile::tempdir().unwrap();
+        let node = |id: u16, cpus: &str| {
+            let folder = nodes.path().join(format!("node{id}"));
+            fs::create_dir(&folder).unwrap();
+            fs::write(folder.join("cpulist"), format!("{cpus}\n")).unwrap();
+        };
+        assert_eq!(with_cpus(nodes.path(), HostNode(1)), HostNode(1), "the kernel shows no nodes");
+        node(0, "");
+        node(1, "0-71");
+        node(2, "");
+        assert_eq!(with_cpus(nodes.path(), HostNode(2)), HostNode(1));
+        assert_eq!(with_cpus(nodes.path(), HostNode(1)), HostNode(1));
+        assert_eq!(
+            with_cpus(nodes.path(), HostNode(7)),
+            HostNode(7),
+            "an unknown node is left to the driver"
+        );
     }
 
     #[test]

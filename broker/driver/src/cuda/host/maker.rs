@@ -20,7 +20,7 @@ use crate::cuda::{
     },
     state::{Extent, State},
 };
-use crate::{Completion, DriverError, Export, batch};
+use crate::{Completion, DriverError, Export, PinPace, batch};
 
 #[derive(Debug)]
 pub(crate) enum HostOrder {
@@ -35,6 +35,7 @@ pub(crate) enum HostOrder {
         size: Bytes,
         piece: Bytes,
         pieces_max: usize,
+        pace: PinPace,
     },
     /// A released extent, answered once its memory is free or unpinned.
     Release {
@@ -66,9 +67,9 @@ impl HostMaker {
                     let result = self.make(state, extent, node, size, zeroed);
                     state.report(Completion::Created { extent, result });
                 }
-                HostOrder::PinAhead { node, size, piece, pieces_max } => {
+                HostOrder::PinAhead { node, size, piece, pieces_max, pace } => {
                     if let Err(problem) =
-                        self.node(node).and_then(|it| it.set_target(size, piece, pieces_max))
+                        self.node(node).and_then(|it| it.set_target(size, piece, pieces_max, pace))
                     {
                         report_pinned(state, node, Bytes::ZERO, Some(problem));
                     }

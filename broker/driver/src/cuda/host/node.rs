@@ -4,7 +4,7 @@ use vramd_types::{Bytes, HostNode};
 
 use crate::cuda::host::memory::{HostMemory, Pinner};
 use crate::{
-    DriverError, FreePinnedFacts, HostLimit,
+    DriverError, FreePinnedFacts, HostLimit, PinPace,
     free_pinned::{FreeMemory, FreePinned, Step},
 };
 
@@ -29,6 +29,7 @@ impl NodeMemory {
         size: Bytes,
         piece: Bytes,
         pieces_max: usize,
+        pace: PinPace,
     ) -> Result<(), DriverError> {
         if self.pins_ahead {
             return Err(DriverError::Failed(format!(
@@ -36,7 +37,7 @@ impl NodeMemory {
                 self.node
             )));
         }
-        (self.size, self.free, self.pins_ahead) = (size, FreePinned::new(piece, pieces_max), true);
+        (self.size, self.free, self.pins_ahead) = (size, FreePinned::new(piece, pieces_max, pace), true);
         Ok(())
     }
 
@@ -79,16 +80,16 @@ impl NodeMemory {
     }
 
     /// Does one step of pinning ahead: pins a piece, or unpins what stands in its way. Returns whether there
-    /// was a step. After a failure no other piece is tried.
+    /// was a step.
     pub(crate) fn pin_step(&mut self, pinner: &Pinner) -> Result<bool, DriverError> {
-        match self.free.step(self.room()) {
+        match self.free.step(self.room_ahead()) {
             None => Ok(false),
             Some(Step::Unpin(memory)) => {
                 drop(memory);
                 Ok(true)
             }
             Some(Step::Pin(size)) => {
-                let free_memory = pinner.pin(self.node, size).inspect_err(|_| self.free.stop())?;
+                let free_memory = pinner.pin(self.node, size).inspect_err(|_| self.free.pin_failed())?;
                 Ok(self.free.add(size, free_memory).is_ok())
             }
         }
@@ -100,12 +101,12 @@ impl NodeMemory {
     }
 
     pub(crate) fn has_missing(&self) -> bool {
-        self.free.next_missing(self.room()).is_some()
+        self.free.next_missing(self.room_ahead()).is_some()
     }
 
     /// Returns the free bytes once, when nothing is left to pin ahead.
     pub(crate) fn take_filled(&mut self) -> Option<Bytes> {
-        let room = self.room();
+        let room = self.room_ahead();
         self.free.take_filled(room).then(|| self.free.bytes())
     }
 
@@ -132,5 +133,10 @@ impl NodeMemory {
     /// The part of the limit that extents leave.
     fn room(&self) -> Bytes {
         self.size.saturating_sub(self.used)
+    }
+
+    /// The part of that room that is pinned ahead.
+    fn room_ahead(&self) -> Bytes {
+        self.free.room_ahead(self.room(), self.used)
     }
 }

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use broker_platform::readings::DeviceReadings;
 use vramd_types::HostNode;
 
 use crate::cuda::start::probe::Version;
@@ -50,6 +51,8 @@ pub struct DeviceFacts {
     pub rdma: bool,
     /// The nearest host node.
     pub host_node: HostNode,
+    /// The attributes that tell the platform.
+    pub readings: DeviceReadings,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]

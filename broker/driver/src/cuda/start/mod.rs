@@ -31,7 +31,7 @@ use super::{
     state::State,
 };
 use crate::{
-    Completion, DeviceInfo, DriverError, LinkFacts, Sink,
+    Completion, DeviceInfo, DeviceReadings, DriverError, LinkFacts, Sink,
     copies::Lanes,
     disk::{self, Disk, DiskMover, Warn},
     threads::Threads,
@@ -59,7 +59,8 @@ pub fn open(probed: Probed, uuids: &[String], sink: Sink) -> Result<CudaDriver, 
         let card = nvml.as_ref().ok().and_then(|nvml| nvml.card(uuid));
         let opened = Device::open(&api, ordinal, found.info.clone(), card, nodes)
             .map_err(|error| DriverError::Failed(format!("cannot open device {uuid}: {error}")))?;
-        let (maker, of_device) = prepare(Arc::new(opened), params, probe::rdma(&api, ordinal))
+        let readings = probe::readings(&api, ordinal, &found.info);
+        let (maker, of_device) = prepare(Arc::new(opened), params, probe::rdma(&api, ordinal), readings)
             .map_err(|error| DriverError::Failed(format!("cannot open device {uuid}: {error}")))?;
         makers.push(maker);
         facts.push(of_device);
@@ -78,7 +79,12 @@ pub fn open(probed: Probed, uuids: &[String], sink: Sink) -> Result<CudaDriver, 
 }
 
 /// Finds out the facts of an opened device.
-fn prepare(device: Arc<Device>, params: &Path, rdma: bool) -> Result<(Maker, DeviceFacts), CudaError> {
+fn prepare(
+    device: Arc<Device>,
+    params: &Path,
+    rdma: bool,
+    readings: DeviceReadings,
+) -> Result<(Maker, DeviceFacts), CudaError> {
     // Other programs may have left no room for the check. That is no reason not to start.
     let scrub = match scrub::check(&device, params) {
         Err(error) if is_out_of_memory(&error) => {
@@ -96,6 +102,7 @@ fn prepare(device: Arc<Device>, params: &Path, rdma: bool) -> Result<(Maker, Dev
         fixed,
         rdma,
         host_node: device.node(),
+        readings,
     };
     let zeroing = match scrub {
         Scrub::Certain => None,

@@ -6,6 +6,7 @@ use std::{
     sync::Arc,
 };
 
+use broker_platform::readings::DeviceReadings;
 use thiserror::Error;
 use vramd_types::{Bytes, GRANULARITY};
 
@@ -166,6 +167,31 @@ fn refusal(api: &Api, ordinal: Ordinal) -> Result<Option<String>, CudaError> {
         return Ok(Some(format!("its allocation granularity is {granularity}, which does not divide 2 MiB")));
     }
     Ok(None)
+}
+
+/// Reads the attributes that tell the platform. Older drivers do not know all of them.
+pub(crate) fn readings(api: &Api, ordinal: Ordinal, info: &DeviceInfo) -> DeviceReadings {
+    let value = |attribute| api.attribute(ordinal, attribute).ok();
+    let is = |attribute| value(attribute).map(|value| value != 0);
+    DeviceReadings {
+        uuid: info.uuid.clone(),
+        name: info.name.clone(),
+        total_bytes: info.total.get(),
+        integrated: is(Attribute::CU_DEVICE_ATTRIBUTE_INTEGRATED),
+        pageable_memory_access: is(Attribute::CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS),
+        pageable_memory_access_uses_host_page_tables: is(
+            Attribute::CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES,
+        ),
+        concurrent_managed_access: is(Attribute::CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS),
+        direct_managed_mem_access_from_host: is(
+            Attribute::CU_DEVICE_ATTRIBUTE_DIRECT_MANAGED_MEM_ACCESS_FROM_HOST,
+        ),
+        host_register_supported: is(Attribute::CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED),
+        host_numa_id: value(Attribute::CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID)
+            .and_then(|node| u32::try_from(node).ok()),
+        addressing_mode: None,
+        simulated: None,
+    }
 }
 
 /// Whether network cards can access the device's memory, if it is created for that.

@@ -9,7 +9,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use vramd_types::HostNode;
 
 use super::*;
-use crate::HostLimit;
+use crate::{HostLimit, PinPace};
 
 fn create_host(raw: u64, size: Bytes) -> Submission {
     Submission::CreateHost { extent: ExtentId::from_raw(raw), node: HostNode(0), size, zeroed: true }
@@ -67,7 +67,13 @@ fn failing_to_pin_is_an_ordinary_event() {
 
 /// In pieces of 2 MiB.
 fn pin_ahead(size: Bytes) -> Submission {
-    Submission::PinAhead { node: HostNode(0), size, piece: GRANULARITY, pieces_max: 1000 }
+    Submission::PinAhead {
+        node: HostNode(0),
+        size,
+        piece: GRANULARITY,
+        pieces_max: 1000,
+        pace: PinPace::FromStart,
+    }
 }
 
 fn pinned_ahead(completions: &Receiver<Completion>) -> (Bytes, Option<DriverError>) {

@@ -64,7 +64,7 @@ pub fn memory_limit() -> Option<Bytes> {
 }
 
 /// The least memory that any of these cgroups has left.
-pub(crate) fn memory_left() -> Option<Bytes> {
+pub fn memory_left() -> Option<Bytes> {
     tightest(Path::new(CGROUPS), &table()?, headroom_of)
 }
 

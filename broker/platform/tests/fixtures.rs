@@ -1,0 +1,70 @@
+//! Recorded readings of nodes, each with the diagnosis that the crate makes of it.
+//!
+//! `source` in each file says which values were read on a machine and which are from documents. `VRAMD_BLESS=1`
+//! writes the diagnoses anew.
+
+use std::{env, fs, path::Path};
+
+use broker_platform::{Platform, Readings, diagnose, platform};
+
+const FIXTURES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures");
+
+fn readings(name: &str) -> Readings {
+    let text = fs::read_to_string(Path::new(FIXTURES).join(format!("{name}.json"))).unwrap();
+    Readings::from_json(&text).unwrap_or_else(|problem| panic!("{name}: {problem}"))
+}
+
+fn names() -> Vec<String> {
+    let files =
+        fs::read_dir(FIXTURES).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let mut names: Vec<String> =
+        files.filter_map(|file| Some(file.strip_suffix(".json")?.to_owned())).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn each_recorded_node_has_its_platform() {
+    let should = [
+        ("gb10", Platform::OnePool),
+        ("gb200-numa-kubernetes", Platform::CoherentNuma),
+        ("gh200-cdmm", Platform::CoherentCdmm),
+        ("gh200-numa", Platform::CoherentNuma),
+        ("h100-x86", Platform::Discrete),
+        ("h100-x86-eight-few-files", Platform::Discrete),
+        ("h200-x86", Platform::Discrete),
+        ("hmm-desktop", Platform::Hmm),
+        ("hmm-desktop-without-daemon", Platform::Discrete),
+        ("no-gpu", Platform::NoGpu),
+    ];
+    let detected: Vec<_> =
+        names().into_iter().map(|name| (platform(&readings(&name)).platform, name)).collect();
+    let detected: Vec<_> = detected.iter().map(|(platform, name)| (&**name, *platform)).collect();
+    assert_eq!(detected, should);
+}
+
+/// A driver that is not asked leaves only the kernel's files, which tell the same platform apart from HMM.
+#[test]
+fn the_kernel_alone_tells_the_same_platform() {
+    for name in names().into_iter().filter(|name| !name.starts_with("hmm")) {
+        let asked = readings(&name);
+        let unasked = Readings { devices: None, ..asked.clone() };
+        assert_eq!(platform(&unasked).platform, platform(&asked).platform, "{name}");
+    }
+}
+
+#[test]
+fn each_diagnosis_is_as_recorded() {
+    let mut differ = Vec::new();
+    for name in names() {
+        let is = diagnose(&readings(&name)).to_string();
+        assert!(is.lines().all(|line| line.len() <= 160), "{name} has a long line:\n{is}");
+        let file = Path::new(FIXTURES).join(format!("{name}.txt"));
+        if env::var_os("VRAMD_BLESS").is_some() {
+            fs::write(&file, &is).unwrap();
+        } else if fs::read_to_string(&file).unwrap_or_default() != is {
+            differ.push(format!("{name} is now:\n{is}"));
+        }
+    }
+    assert!(differ.is_empty(), "{}", differ.join("\n"));
+}
