@@ -24,6 +24,7 @@ pub mod prometheus;
 pub mod refusal;
 pub mod rpc;
 pub mod session;
+pub mod terminal;
 pub mod tools;
 pub mod victim;
 pub mod wait;
@@ -40,6 +41,7 @@ pub use self::{
     refusal::Refused,
     rpc::{Admin, Memory, Pending},
     session::{RawSession, spec},
+    terminal::Terminal,
     watching::Watching,
 };
 

@@ -38,7 +38,7 @@ fn request(allocation: u64, tier: Tier) -> MovePartsRequest {
 
 /// Asks for a move once the daemon knows that every part it sent is mapped: a mapping in flight counts as pinned.
 #[track_caller]
-fn start_move(daemon: &Daemon, allocation: u64, tier: Tier) -> Pending<MovePartsResponse> {
+pub(crate) fn start_move(daemon: &Daemon, allocation: u64, tier: Tier) -> Pending<MovePartsResponse> {
     until("all maps are answered", || daemon.state().node.fds_in_flight == 0);
     daemon.admin.move_parts(request(allocation, tier))
 }
@@ -179,7 +179,7 @@ pub(crate) fn vramctl(daemon: &Daemon, words: &[&str]) -> Output {
 
 /// Runs `vramctl` with `--json`, which must succeed, and returns its output.
 #[track_caller]
-fn vramctl_json(daemon: &Daemon, words: &[&str]) -> Value {
+pub(crate) fn vramctl_json(daemon: &Daemon, words: &[&str]) -> Value {
     let output = vramctl(daemon, &[words, &["--json"]].concat());
     assert!(output.status.success(), "{words:?}: {}", String::from_utf8_lossy(&output.stderr));
     serde_json::from_slice(&output.stdout).expect("vramctl prints JSON")

@@ -9,5 +9,6 @@ pub(crate) mod replays;
 pub(crate) mod settings;
 pub(crate) mod sharing;
 pub(crate) mod tenants;
+pub(crate) mod top;
 pub(crate) mod vramctl;
 pub(crate) mod watch;

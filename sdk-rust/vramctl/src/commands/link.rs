@@ -84,18 +84,18 @@ fn traffic_rows(lanes: &[v1::LaneTraffic], names: &DeviceNames) -> String {
 }
 
 /// The direction of a lane, like `to-device`.
-fn direction_name(way: v1::LinkWay) -> String {
+pub(super) fn direction_name(way: v1::LinkWay) -> String {
     way.as_str_name().trim_start_matches("LINK_WAY_").to_lowercase().replace('_', "-")
 }
 
-fn to_json(link: &v1::Link) -> Value {
+pub(super) fn to_json(link: &v1::Link) -> Value {
     let lanes = link.lanes.iter().map(|lane| {
         json!({ "way": direction_name(lane.way()), "device": lane.device, "bytes_per_second": lane.bytes_per_second })
     });
     json!({ "name": link.name, "lanes": lanes.collect::<Vec<_>>() })
 }
 
-fn traffic_to_json(lane: &v1::LaneTraffic) -> Value {
+pub(super) fn traffic_to_json(lane: &v1::LaneTraffic) -> Value {
     json!({
         "way": direction_name(lane.way()),
         "device": lane.device,

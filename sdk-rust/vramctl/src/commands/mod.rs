@@ -19,6 +19,7 @@ mod session;
 mod settings;
 mod status;
 mod tenant;
+mod top;
 mod trace;
 mod wait;
 mod watch;
@@ -34,6 +35,8 @@ use crate::output::{Output, failure::Failure};
 pub(crate) enum Command {
     /// Show the node on one page: driver, devices, tenants, allocations.
     Status,
+    /// Show the node as it changes: tiers, tenants, moves, the line and prefetches. `?` shows the keys.
+    Top(top::Top),
     /// Show and set guarantees and limits of tenants.
     #[command(subcommand)]
     Quota(quota::Verb),
@@ -104,6 +107,10 @@ impl Command {
         };
         match self {
             Self::Status => status::run(&admin()?, output),
+            Self::Top(top) => {
+                let daemon = top::Daemon { socket_dir: socket_dir.map(Path::to_owned), timeout };
+                top::run(&top, &daemon, output)
+            }
             Self::Quota(verb) => quota::run(verb, &admin()?, output),
             Self::Tenant(verb) => tenant::run(verb, &admin()?, output),
             Self::Session(verb) => session::run(verb, &admin()?, output),

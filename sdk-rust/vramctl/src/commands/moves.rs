@@ -118,7 +118,7 @@ fn percent(copied: u64, bytes: u64) -> String {
     format!("{}%", (u128::from(copied) * 100).checked_div(bytes.into()).unwrap_or(0))
 }
 
-fn to_json(moving: &v1::Move) -> Value {
+pub(super) fn to_json(moving: &v1::Move) -> Value {
     let part = moving.part.unwrap_or_default();
     json!({
         "allocation_id": AllocationId::from_raw(part.allocation_id).to_string(),
@@ -135,7 +135,7 @@ fn to_json(moving: &v1::Move) -> Value {
     })
 }
 
-fn ended_to_json(ended: &v1::EndedMove) -> Value {
+pub(super) fn ended_to_json(ended: &v1::EndedMove) -> Value {
     let part = ended.part.unwrap_or_default();
     json!({
         "allocation_id": AllocationId::from_raw(part.allocation_id).to_string(),
@@ -154,7 +154,7 @@ fn ended_to_json(ended: &v1::EndedMove) -> Value {
 }
 
 /// The tier that a part moves from. A daemon that is too old does not say it.
-fn from_name(tier: v1::Tier) -> &'static str {
+pub(super) fn from_name(tier: v1::Tier) -> &'static str {
     match tier {
         v1::Tier::Unspecified => "unknown",
         tier => tier_name(tier),
@@ -174,7 +174,7 @@ pub(crate) fn cause_name(cause: v1::MoveCause) -> &'static str {
     }
 }
 
-fn state_name(state: v1::MoveState) -> &'static str {
+pub(super) fn state_name(state: v1::MoveState) -> &'static str {
     match state {
         v1::MoveState::Unspecified => "unknown",
         v1::MoveState::Preparing => "preparing",
@@ -183,7 +183,7 @@ fn state_name(state: v1::MoveState) -> &'static str {
     }
 }
 
-fn outcome_name(outcome: Change) -> &'static str {
+pub(super) fn outcome_name(outcome: Change) -> &'static str {
     match outcome {
         Change::Unspecified => "unknown",
         Change::Moved => "moved",

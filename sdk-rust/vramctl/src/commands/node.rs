@@ -96,7 +96,7 @@ fn sheet(node: &v1::GetNodeResponse) -> String {
     ])
 }
 
-fn service(draining: bool) -> &'static str {
+pub(super) fn service(draining: bool) -> &'static str {
     if draining { "draining" } else { "in service" }
 }
 

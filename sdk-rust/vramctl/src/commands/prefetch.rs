@@ -101,7 +101,7 @@ fn state(entry: &v1::PrefetchEntry) -> String {
     }
 }
 
-fn phase_name(phase: v1::PrefetchPhase) -> &'static str {
+pub(super) fn phase_name(phase: v1::PrefetchPhase) -> &'static str {
     match phase {
         v1::PrefetchPhase::Unspecified => "unknown",
         v1::PrefetchPhase::Queued => "queued",
@@ -110,7 +110,7 @@ fn phase_name(phase: v1::PrefetchPhase) -> &'static str {
     }
 }
 
-fn deferral_text(why: v1::PrefetchDeferral) -> &'static str {
+pub(super) fn deferral_text(why: v1::PrefetchDeferral) -> &'static str {
     match why {
         v1::PrefetchDeferral::Unspecified => "",
         v1::PrefetchDeferral::Demand => "clients wait for room, and go first",
@@ -136,7 +136,7 @@ fn deferral_name(why: v1::PrefetchDeferral) -> Option<&'static str> {
     }
 }
 
-fn to_json(entry: &v1::PrefetchEntry) -> Value {
+pub(super) fn to_json(entry: &v1::PrefetchEntry) -> Value {
     json!({
         "session_id": SessionId::from_raw(entry.session_id).to_string(),
         "prefetch_id": entry.prefetch_id,

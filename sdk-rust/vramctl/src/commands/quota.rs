@@ -185,7 +185,7 @@ pub(crate) fn to_json(quota: &v1::Quota) -> Value {
 }
 
 /// Whether the row has figures: a row of all devices, or of an absent one, has none.
-fn in_force(quota: &v1::Quota) -> bool {
+pub(super) fn in_force(quota: &v1::Quota) -> bool {
     quota.device != "*" && !quota.device_absent
 }
 

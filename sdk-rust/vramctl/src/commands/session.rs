@@ -141,7 +141,7 @@ fn rows(sessions: &[v1::Session]) -> String {
     )
 }
 
-fn to_json(session: &v1::Session) -> Value {
+pub(super) fn to_json(session: &v1::Session) -> Value {
     json!({
         "session_id": SessionId::from_raw(session.session_id).to_string(),
         "tenant": session.tenant,
@@ -157,7 +157,7 @@ fn to_json(session: &v1::Session) -> Value {
     })
 }
 
-fn state_name(state: v1::SessionState) -> &'static str {
+pub(super) fn state_name(state: v1::SessionState) -> &'static str {
     match state {
         v1::SessionState::Unspecified => "unknown",
         v1::SessionState::Live => "live",

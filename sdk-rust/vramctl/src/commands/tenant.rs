@@ -148,7 +148,7 @@ pub(crate) const fn source_name(source: v1::StandingSource) -> &'static str {
     }
 }
 
-fn to_json(tenant: &v1::Tenant) -> Value {
+pub(super) fn to_json(tenant: &v1::Tenant) -> Value {
     json!({
         "tenant": tenant.name,
         "class": class_name(tenant.class()),

@@ -87,7 +87,7 @@ fn rows(waits: &[v1::Wait], names: &DeviceNames) -> String {
 }
 
 /// Groups waits by request and device, in the order of the line.
-fn requests(waits: &[v1::Wait]) -> Vec<Vec<&v1::Wait>> {
+pub(super) fn requests(waits: &[v1::Wait]) -> Vec<Vec<&v1::Wait>> {
     let mut groups: Vec<Vec<&v1::Wait>> = Vec::new();
     let mut found: BTreeMap<(u64, &str), usize> = BTreeMap::new();
     for wait in waits {
@@ -102,7 +102,7 @@ fn requests(waits: &[v1::Wait]) -> Vec<Vec<&v1::Wait>> {
 }
 
 /// The parts, or the batch of allocations, that wait.
-fn waiter(waits: &[&v1::Wait]) -> String {
+pub(super) fn waiter(waits: &[&v1::Wait]) -> String {
     let mut parts: BTreeMap<u64, BTreeSet<u32>> = BTreeMap::new();
     for wait in waits {
         match &wait.what {
@@ -147,7 +147,7 @@ fn sessions(wait: &v1::Wait) -> Vec<u64> {
 }
 
 /// Why the request waits.
-fn why(reason: &v1::WaitReason) -> String {
+pub(super) fn why(reason: &v1::WaitReason) -> String {
     let figures = || format!("{} of {}", size(reason.held_bytes), size(reason.bound_bytes));
     let mut text = match reason.cause() {
         v1::WaitCause::Unspecified => return String::new(),
@@ -168,7 +168,7 @@ fn why(reason: &v1::WaitReason) -> String {
 }
 
 /// The number of requests that it stands behind, and the last of them.
-fn behind(wait: &v1::Wait) -> String {
+pub(super) fn behind(wait: &v1::Wait) -> String {
     match wait.requests_ahead {
         0 => "-".to_owned(),
         1 => format!("wait {}", wait.wait_id_ahead),
@@ -199,7 +199,7 @@ fn cause_name(cause: v1::WaitCause) -> &'static str {
     }
 }
 
-fn to_json(wait: &v1::Wait) -> Value {
+pub(super) fn to_json(wait: &v1::Wait) -> Value {
     let what = match &wait.what {
         Some(What::Part(waiting)) => {
             let part = waiting.part.unwrap_or_default();

@@ -28,6 +28,10 @@ pub(crate) enum Failure {
         path: String,
         problem: String,
     },
+    /// A live view has no terminal, or has lost it.
+    Terminal {
+        problem: String,
+    },
     Output(io::Error),
 }
 
@@ -68,7 +72,11 @@ impl Failure {
         ExitCode::from(match self {
             Self::Daemon(error) if error.reason() == Some(Reason::BrokerGone) => 3,
             Self::Daemon(_) | Self::Output(_) => 1,
-            Self::File { .. } | Self::Unwritable { .. } | Self::Trace { .. } | Self::Readings { .. } => 2,
+            Self::File { .. }
+            | Self::Unwritable { .. }
+            | Self::Trace { .. }
+            | Self::Readings { .. }
+            | Self::Terminal { .. } => 2,
         })
     }
 
@@ -89,6 +97,7 @@ impl Failure {
             Self::Unwritable { .. } => "FILE_UNWRITABLE".to_owned(),
             Self::Trace { .. } => "TRACE_INVALID".to_owned(),
             Self::Readings { .. } => "READINGS_INVALID".to_owned(),
+            Self::Terminal { .. } => "TERMINAL_UNUSABLE".to_owned(),
             Self::Output(_) => "OUTPUT_FAILED".to_owned(),
         }
     }
@@ -100,6 +109,7 @@ impl Failure {
             | Self::Unwritable { .. }
             | Self::Trace { .. }
             | Self::Readings { .. }
+            | Self::Terminal { .. }
             | Self::Output(_) => "LOCAL",
         }
     }
@@ -122,6 +132,7 @@ impl fmt::Display for Failure {
             Self::Unwritable { path, problem } => write!(f, "cannot write {path}: {problem}"),
             Self::Trace { path, problem } => write!(f, "cannot play {path}: {problem}"),
             Self::Readings { path, problem } => write!(f, "cannot judge {path}: {problem}"),
+            Self::Terminal { problem } => f.write_str(problem),
             Self::Output(error) => write!(f, "cannot write to standard output: {error}"),
         }
     }

@@ -37,25 +37,36 @@ pub(crate) fn text_or_dash(text: &str) -> String {
 
 /// The time since then, in its largest sensible unit; a dash without a time.
 pub(crate) fn age(since: Option<&Timestamp>) -> String {
-    since.map_or_else(|| "-".to_owned(), |since| span(now().saturating_sub(after_epoch(since))))
+    age_at(now(), since)
+}
+
+/// The same at another time than now, which is given as the time since the epoch.
+pub(crate) fn age_at(now: Duration, since: Option<&Timestamp>) -> String {
+    since.map_or_else(|| "-".to_owned(), |since| span(now.saturating_sub(after_epoch(since))))
 }
 
 /// The time until then; a dash without a time.
 pub(crate) fn until(end: Option<&Timestamp>) -> String {
-    end.map_or_else(|| "-".to_owned(), |end| format!("in {}", span(after_epoch(end).saturating_sub(now()))))
+    until_at(now(), end)
 }
 
-fn now() -> Duration {
+/// The same at another time than now.
+pub(crate) fn until_at(now: Duration, end: Option<&Timestamp>) -> String {
+    end.map_or_else(|| "-".to_owned(), |end| format!("in {}", span(after_epoch(end).saturating_sub(now))))
+}
+
+/// The time since the epoch.
+pub(crate) fn now() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 
-fn after_epoch(time: &Timestamp) -> Duration {
+pub(crate) fn after_epoch(time: &Timestamp) -> Duration {
     let seconds = u64::try_from(time.seconds).unwrap_or(0);
     Duration::new(seconds, u32::try_from(time.nanos).unwrap_or(0))
 }
 
 /// A time in its largest sensible unit, rounded down.
-fn span(span: Duration) -> String {
+pub(crate) fn span(span: Duration) -> String {
     let seconds = span.as_secs();
     match seconds {
         0..=119 => format!("{seconds} s"),

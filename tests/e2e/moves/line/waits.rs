@@ -25,7 +25,7 @@ pub(crate) fn all_waits(daemon: &Daemon) -> Vec<Wait> {
 
 /// A device of 8 MiB. One of the first session's four parts has arrived, and three wait, since the second session has
 /// the rest.
-fn with_three_waiters(daemon: &Daemon) -> (RawSession, u64, u64, RawSession, u64) {
+pub(crate) fn with_three_waiters(daemon: &Daemon) -> (RawSession, u64, u64, RawSession, u64) {
     let (mut session, id) = open_and_write(daemon, 4);
     evict(daemon, &mut session, id);
     until_charged(daemon, 0, 8);

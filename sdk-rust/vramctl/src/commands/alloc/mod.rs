@@ -4,7 +4,7 @@ mod advise;
 mod free;
 mod operator_hold;
 mod part_ranges;
-mod relocate;
+pub(crate) mod relocate;
 mod revoke;
 mod show;
 
@@ -15,7 +15,7 @@ use serde_json::json;
 use vramd_client::{AllocationId, admin::AdminClient};
 use vramd_proto::v1;
 
-pub(crate) use self::show::{rows, to_json};
+pub(crate) use self::show::{rows, state_name, tiers, to_json};
 use self::{advise::Advise, part_ranges::Parts, revoke::Revoke};
 use crate::output::{Output, failure::Failure};
 

@@ -72,7 +72,7 @@ fn rows(parts: &[v1::PartMove], done: &'static str) -> String {
     )
 }
 
-fn cause(part: &v1::PartMove) -> String {
+pub(crate) fn cause(part: &v1::PartMove) -> String {
     let text = match &part.error {
         Some(error) => format!("{}: {}", error.reason, error.message),
         None if !part.problem.is_empty() => part.problem.clone(),
@@ -81,7 +81,7 @@ fn cause(part: &v1::PartMove) -> String {
     text_or_dash(&text)
 }
 
-fn outcome_name(outcome: Outcome, done: &'static str) -> &'static str {
+pub(crate) fn outcome_name(outcome: Outcome, done: &'static str) -> &'static str {
     match outcome {
         Outcome::Unspecified => "unknown",
         Outcome::Moved => done,

@@ -73,7 +73,7 @@ pub(crate) fn rows(allocations: &[v1::Allocation]) -> String {
 }
 
 /// The tiers that have any of its bytes. An allocation of a list comes without its parts.
-fn tiers(allocation: &v1::Allocation) -> String {
+pub(crate) fn tiers(allocation: &v1::Allocation) -> String {
     let bytes = [
         (v1::Tier::Device, allocation.resident_bytes),
         (v1::Tier::Host, allocation.host_bytes),
@@ -419,7 +419,7 @@ fn mapping_name(state: v1::MappingState) -> &'static str {
     }
 }
 
-fn state_name(state: v1::AllocationState) -> &'static str {
+pub(crate) fn state_name(state: v1::AllocationState) -> &'static str {
     match state {
         v1::AllocationState::Unspecified => "unknown",
         v1::AllocationState::Creating => "creating",
