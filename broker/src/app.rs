@@ -8,14 +8,14 @@ use std::{
     time::Duration,
 };
 
-use broker_core::{Broker, StoredQuotas};
-use broker_driver::{Driver, DriverError, ExtentKind, Sink, Submission};
-use tokio::sync::watch;
+use broker_core::Broker;
+use broker_driver::{DeviceInfo, Driver, DriverError, ExtentKind, Sink, Submission};
+use tokio::sync::{Notify, watch};
 use vramd_types::DeviceIndex;
 
 use crate::{
     channel::{self, Channels},
-    config::{self, Config, HostTier, SimRevocation},
+    config::{self, Config, ConfigError, HostTier, SimRevocation, TenantsFile},
     driver_choice,
     events::{EventLimits, Events},
     exit::Failure,
@@ -25,15 +25,17 @@ use crate::{
     node_report::{self, NodeReport, Started},
     platform::{
         descriptor_shares::DescriptorShares, descriptors, descriptors::Descriptors, paths,
-        paths::Environment, process, sockets::Sockets, sockets::SocketsError, tenant_rules::Rules,
+        paths::Environment, process, sockets::Sockets, sockets::SocketsError, tenant_rules::Rule,
+        tenant_rules::Rules,
     },
-    reactor::{Clock, Copies, Executor, Files, Inbox, InboxLimits, Queue, QuotaWriter, Reactor, inbox},
+    reactor::{Clock, Copies, Executor, Files, Inbox, InboxLimits, Queue, Reactor, inbox},
     recorder::Recorder,
     service_manager,
     socket_keeper::{Listening, SocketKeeper},
-    state::State,
+    state::{State, Stored},
     surroundings::Warning,
     telemetry::{DaemonFacts, TelemetrySetup},
+    tenants::{self, Node, Plan, TenantStore},
 };
 
 /// Requests of operators that may wait. They never wait behind those of clients.
@@ -62,8 +64,7 @@ pub fn configuration(named: Option<&Path>) -> Result<Config, Failure> {
 /// warn of.
 pub fn check(config: &Config, mut telemetry: TelemetrySetup) -> Result<Vec<String>, Failure> {
     let Directories { sockets, sockets_chosen_by, state } = Directories::of(config)?;
-    let rules = rules(config);
-    rules.check_namespace()?;
+    let file = tenants_file(config)?;
     process::check_proc()?;
     let mut notes = Vec::new();
     if Sockets::check(&sockets, config.daemon.admin_group.as_deref())? {
@@ -72,7 +73,8 @@ pub fn check(config: &Config, mut telemetry: TelemetrySetup) -> Result<Vec<Strin
             "a live daemon uses {dir}, chosen by {sockets_chosen_by}: a start fails until it has ended"
         ));
     }
-    if State::check(&state)? {
+    let (is_taken, stored) = State::check(&state)?;
+    if is_taken {
         notes.push(format!("a live daemon uses {}: a start fails until it has ended", state.display()));
     }
     // A live daemon has its address.
@@ -80,6 +82,9 @@ pub fn check(config: &Config, mut telemetry: TelemetrySetup) -> Result<Vec<Strin
         telemetry.listen()?;
     }
     let (devices, host) = driver_choice::check(config, &sockets)?;
+    let stored = with_file(stored, file.as_ref(), &node(config, host, &devices))?.0;
+    let rules = tenants::all_rules(rules_of(&stored), &configured_rules(config));
+    rules.check_namespace()?;
     let warnings = Warning::all_of(config, &rules, &devices, host).into_iter().chain(State::warning(&state));
     notes.extend(warnings.map(|warning| warning.to_string()));
     Ok(notes)
@@ -113,7 +118,7 @@ pub struct App {
     sockets: Arc<SocketKeeper>,
     listening: Listening,
     state: Arc<State>,
-    stored: StoredQuotas,
+    stored: Stored,
     boot_epoch: u64,
     driver: Arc<dyn Driver>,
     driver_ended: watch::Receiver<()>,
@@ -138,7 +143,8 @@ impl App {
         reset_state: bool,
     ) -> Result<Self, Failure> {
         vramd_types::hide_counts();
-        rules(&config).check_namespace()?;
+        let file = tenants_file(&config)?;
+        Rules::new(configured_rules(&config)).check_namespace()?;
         process::check_proc()?;
         descriptors::raise_limit();
         let clock = Clock::start();
@@ -151,7 +157,7 @@ impl App {
         })?;
         telemetry.listen()?;
         let state = State::open(state_dir)?;
-        let stored = state.quotas(reset_state)?;
+        let stored = state.tenants(reset_state)?;
         let (inbox, queue) = inbox(InboxLimits {
             client_requests_max: config.limits.pending_requests_max,
             operator_requests_max: OPERATOR_REQUESTS_MAX,
@@ -160,7 +166,19 @@ impl App {
         let (sink, driver_ended) = completion_sink(inbox.clone());
         let driver_choice::Chosen { driver, reason, revocations, host_use, host } =
             driver_choice::open(&config, socket_dir, sink)?;
+        let before = stored.clone();
+        let (stored, changes) = with_file(stored, file.as_ref(), &node(&config, host, driver.devices()))?;
+        let rules = tenants::all_rules(rules_of(&stored), &configured_rules(&config));
+        rules.check_namespace()?;
         let boot_epoch = state.next_boot_epoch(reset_state)?;
+        if stored != before {
+            state
+                .store_tenants(&stored)
+                .map_err(|source| Failure::Io { action: "store what the tenants file changes", source })?;
+        }
+        if let Some(applied) = stored.applied.as_ref().filter(|_| file.is_some()) {
+            tenants::log(&changes, &applied.source, None);
+        }
         let descriptors = Descriptors::of_process();
         let kept = if host.each.is_zero() { 0 } else { descriptors.pieces_max() };
         let descriptors = descriptors.beside(kept);
@@ -176,7 +194,7 @@ impl App {
         };
         let report = NodeReport::new(started);
         report.log(started, boot_epoch);
-        let warnings = Warning::all_of(&config, &rules(&config), driver.devices(), host);
+        let warnings = Warning::all_of(&config, &rules, driver.devices(), host);
         warnings.into_iter().chain(State::warning(state_dir)).for_each(|warning| warning.log());
         let (sockets, listening) = SocketKeeper::start(sockets, bound)
             .map_err(|source| Failure::Io { action: "start a thread", source })?;
@@ -203,12 +221,12 @@ impl App {
     }
 
     /// Serves until `signalled` turns true or the driver is lost. Then ends channels and calls, and gives all resources
-    /// back.
-    pub async fn run(self, signalled: watch::Receiver<bool>) -> Result<(), Failure> {
+    /// back. Each notice of `reload` has it read the tenants file again.
+    pub async fn run(self, signalled: watch::Receiver<bool>, reload: Arc<Notify>) -> Result<(), Failure> {
         let (driver, sockets, copies) =
             (Arc::clone(&self.driver), Arc::clone(&self.sockets), Copies::default());
         let driver_ended = self.driver_ended.clone();
-        let served = self.serve(signalled, copies.clone()).await;
+        let served = self.serve(signalled, reload, copies.clone()).await;
         close_driver(driver, driver_ended, &copies).await;
         // The sockets stay until here, so that the next daemon finds no trace of this one.
         drop(sockets);
@@ -218,7 +236,12 @@ impl App {
         served
     }
 
-    async fn serve(self, signalled: watch::Receiver<bool>, copies: Copies) -> Result<(), Failure> {
+    async fn serve(
+        self,
+        signalled: watch::Receiver<bool>,
+        reload: Arc<Notify>,
+        copies: Copies,
+    ) -> Result<(), Failure> {
         let (end, stop) = watch::channel(false);
         let end = Arc::new(end);
         let on_signal = Arc::clone(&end);
@@ -246,8 +269,17 @@ impl App {
                 unreachable: self.listening.unreachable.clone(),
             },
         )?;
-        let broker = Broker::new(core_config, self.stored, self.clock.now());
-        let writer = quota_writer(Arc::clone(&self.state));
+        let node = Node::new(&core_config.devices, &self.config.quota.default);
+        let broker = Broker::new(core_config, self.stored.quotas.clone(), self.clock.now());
+        let state = self.state;
+        let tenants = TenantStore::new(
+            self.inbox.clone(),
+            node,
+            configured_rules(&self.config),
+            self.stored,
+            move |stored| state.store_tenants(stored).map_err(|error| error.to_string()),
+        );
+        let writer = tenants.writer();
         let events = Events::new(self.clock, self.boot_epoch, uuids, event_limits(&self.config));
         let recorder = Recorder::new(self.clock, self.config.limits.trace_records_max);
         let files = Files::default();
@@ -276,6 +308,8 @@ impl App {
             () = stop_requested(stop.clone()) => {}
         }
         node_report::log_serving(&self.directories.sockets, &self.directories.state);
+        let file = self.config.daemon.tenants_file.clone();
+        tokio::spawn(read_again(reload, file, tenants.clone(), stop_requested(stop.clone())));
         let serving =
             format!("serves {} devices by the driver {}", self.driver.devices().len(), self.driver.name());
         tokio::spawn(service_manager::report(self.inbox.clone(), serving, stop.clone()));
@@ -316,6 +350,7 @@ impl App {
                     report: self.report,
                 },
                 channels: Arc::clone(&channels),
+                tenants: tenants.clone(),
             },
             stop_requested(stop.clone()),
         );
@@ -324,7 +359,7 @@ impl App {
             channels,
             self.inbox.clone(),
             channel::ChannelOptions {
-                rules: rules(&self.config),
+                rules: tenants.rules(),
                 hello_timeout: self.config.limits.hello_timeout,
                 greeting_max: self.config.limits.greeting_max,
                 greeting_per_uid_max: self.config.limits.greeting_per_uid_max,
@@ -436,12 +471,63 @@ async fn close_driver(driver: Arc<dyn Driver>, mut ended: watch::Receiver<()>, c
     }
 }
 
-fn quota_writer(state: Arc<State>) -> QuotaWriter {
-    Arc::new(move |quotas: &StoredQuotas| state.store_quotas(quotas).map_err(|error| error.to_string()))
+/// Loads the tenants file, if the configuration names one.
+fn tenants_file(config: &Config) -> Result<Option<(PathBuf, TenantsFile)>, Failure> {
+    let load = |path: &PathBuf| Ok((path.clone(), TenantsFile::load(path)?));
+    config.daemon.tenants_file.as_ref().map(load).transpose()
 }
 
-fn rules(config: &Config) -> Rules {
-    Rules::new(config.tenants.iter().filter_map(|tenant| tenant.rule.clone()).collect())
+/// Returns what is stored once the tenants file is applied, and what that changes.
+fn with_file(
+    stored: Stored,
+    file: Option<&(PathBuf, TenantsFile)>,
+    node: &Node,
+) -> Result<(Stored, Vec<tenants::Change>), Failure> {
+    let Some((path, file)) = file else { return Ok((stored, Vec::new())) };
+    let plan = Plan::at_start(file, path.display().to_string(), &stored, node)
+        .map_err(|location| ConfigError::Wrong { path: path.clone(), location })?;
+    if plan.is_nothing() {
+        return Ok((stored, Vec::new()));
+    }
+    let changes = plan.changes.clone();
+    Ok((plan.stored(stored, tenants::now_s()), changes))
+}
+
+fn node(config: &Config, host: HostTier, devices: &[DeviceInfo]) -> Node {
+    let devices = config::core_devices(&config.memory, host, &config.disk, devices, false, false);
+    Node::new(&devices, &config.quota.default)
+}
+
+/// The rules of the tenants file that was applied last.
+fn rules_of(stored: &Stored) -> Vec<Rule> {
+    stored.applied.as_ref().map(|applied| applied.rules.clone()).unwrap_or_default()
+}
+
+fn configured_rules(config: &Config) -> Vec<Rule> {
+    config.tenants.iter().filter_map(|tenant| tenant.rule.clone()).collect()
+}
+
+/// Reads the tenants file again at each notice, until `stop` is done. Notices that come meanwhile count once.
+async fn read_again(
+    reload: Arc<Notify>,
+    file: Option<PathBuf>,
+    tenants: TenantStore,
+    stop: impl Future<Output = ()>,
+) {
+    let mut stop = std::pin::pin!(stop);
+    loop {
+        tokio::select! {
+            () = reload.notified() => {}
+            () = &mut stop => return,
+        }
+        match &file {
+            Some(path) => tenants.reload(path).await,
+            None => tracing::info!(
+                signal = "SIGHUP",
+                "ignored: the configuration is read at the start only, and daemon.tenants_file is not set"
+            ),
+        }
+    }
 }
 
 fn event_limits(config: &Config) -> EventLimits {

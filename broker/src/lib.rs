@@ -9,7 +9,7 @@
 //! ```
 //!
 //! [`config`] reads the operator's configuration, and [`platform`] asks the kernel about peers, sockets and files.
-//! [`state`] keeps what outlives the daemon. [`driver_choice`] opens a driver. [`events`] feeds watches, [`moves`]
+//! [`state`] keeps what outlives the daemon, and [`tenants`] applies tenants files. [`driver_choice`] opens a driver. [`events`] feeds watches, [`moves`]
 //! lists moves between tiers, [`harvest`] reads which parts clients use, and [`recorder`]
 //! records traces. [`telemetry`] has metrics, traces and
 //! logs. [`socket_keeper`] keeps the sockets in place, and [`service_manager`] reports to systemd. [`node_report`] says
@@ -35,3 +35,4 @@ pub mod socket_keeper;
 pub mod state;
 pub mod surroundings;
 pub mod telemetry;
+pub mod tenants;

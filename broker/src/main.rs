@@ -4,6 +4,7 @@ use std::{
     io::{self, Write},
     path::Path,
     process::ExitCode,
+    sync::Arc,
     time::Duration,
 };
 
@@ -11,7 +12,7 @@ use clap::Parser as _;
 use tokio::{
     runtime,
     signal::unix::{SignalKind, signal},
-    sync::watch,
+    sync::{Notify, watch},
 };
 use vramd::{
     app::{self, App},
@@ -32,9 +33,8 @@ const STOPS: [(&str, i32); 9] = [
     ("SIGPWR", libc::SIGPWR),
     ("SIGSTKFLT", libc::SIGSTKFLT),
 ];
-/// Signals by which other daemons read their configuration or open their log again.
-const IGNORED: [(&str, i32); 3] =
-    [("SIGHUP", libc::SIGHUP), ("SIGUSR1", libc::SIGUSR1), ("SIGUSR2", libc::SIGUSR2)];
+/// Signals by which other daemons open their log again.
+const IGNORED: [(&str, i32); 2] = [("SIGUSR1", libc::SIGUSR1), ("SIGUSR2", libc::SIGUSR2)];
 
 /// How long the last lines may take to be written.
 const LINES_END_TIMEOUT: Duration = Duration::from_secs(1);
@@ -92,11 +92,11 @@ fn run(args: &Args, lines: &mut Option<Lines>) -> Result<(), Failure> {
         .build()
         .map_err(|source| Failure::Io { action: "start the runtime", source })?;
     // This comes first, so that a signal during the start gives everything back too.
-    let stop = runtime
-        .block_on(async { stop_on_signals() })
+    let (stop, reload) = runtime
+        .block_on(async { Ok((stop_on_signals()?, reload_on_hangup()?)) })
         .map_err(|source| Failure::Io { action: "handle signals", source })?;
     let app = App::prepare(config, telemetry, args.reset_state)?;
-    let ended = runtime.block_on(app.run(stop));
+    let ended = runtime.block_on(app.run(stop, reload));
     runtime.shutdown_timeout(BLOCKING_END_TIMEOUT);
     ended
 }
@@ -109,6 +109,18 @@ fn links_out(path: &Path, target: &Path) -> String {
         path.display(),
         target.display()
     )
+}
+
+/// Returns what is notified at each SIGHUP.
+fn reload_on_hangup() -> io::Result<Arc<Notify>> {
+    let (mut received, reload) = (signal(SignalKind::hangup())?, Arc::new(Notify::new()));
+    let noted = Arc::clone(&reload);
+    tokio::spawn(async move {
+        while received.recv().await.is_some() {
+            noted.notify_one();
+        }
+    });
+    Ok(reload)
 }
 
 /// Returns a receiver that turns true at the first signal that asks for a stop.

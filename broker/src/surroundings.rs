@@ -27,14 +27,19 @@ pub enum Warning {
 impl Warning {
     /// Lists the rules and devices that do not fit this machine.
     pub fn all_of(config: &Config, rules: &Rules, devices: &[DeviceInfo], host: HostTier) -> Vec<Self> {
-        let own = || cgroup::of_process(process::id()).unwrap_or_default();
-        let rules = rules.without_cgroup().into_iter();
-        let rules =
-            rules.map(|(tenant, pattern)| Self::NoCgroup { tenant: tenant.to_owned(), pattern, own: own() });
         let empty = devices.iter().filter(|device| config::share_of(&config.memory, device.total).is_zero());
         let empty = empty.map(|device| Self::NothingLeft { uuid: device.uuid.clone(), total: device.total });
         let missing = host.is_missing().then(|| Self::NoHostTier { reason: host.reason.to_string() });
-        rules.chain(empty).chain(missing).collect()
+        Self::of_rules(rules).into_iter().chain(empty).chain(missing).collect()
+    }
+
+    /// Lists the rules whose cgroup does not exist.
+    pub fn of_rules(rules: &Rules) -> Vec<Self> {
+        let own = || cgroup::of_process(process::id()).unwrap_or_default();
+        let rules = rules.without_cgroup().into_iter();
+        rules
+            .map(|(tenant, pattern)| Self::NoCgroup { tenant: tenant.to_owned(), pattern, own: own() })
+            .collect()
     }
 
     const fn message(&self) -> &'static str {

@@ -108,6 +108,11 @@ impl AdminClient {
         answer.tenant.ok_or_else(|| missing_field("tenant"))
     }
 
+    /// Has the daemon apply a tenants file, or say what that would change.
+    pub fn apply_tenants(&self, request: v1::ApplyTenantsRequest) -> Result<v1::ApplyTenantsResponse> {
+        self.call(request, |mut client, request| async move { client.apply_tenants(request).await })
+    }
+
     /// Lists one tenant, or all if none is named, with classes and weights.
     pub fn tenants(&self, tenant: Option<&str>) -> Result<Vec<v1::Tenant>> {
         let deadline = self.deadline();

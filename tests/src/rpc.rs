@@ -158,6 +158,7 @@ calls! { Admin:
     delete_quota(DeleteQuotaRequest) -> DeleteQuotaResponse;
     set_tenant(SetTenantRequest) -> SetTenantResponse;
     reset_tenant(ResetTenantRequest) -> ResetTenantResponse;
+    apply_tenants(ApplyTenantsRequest) -> ApplyTenantsResponse;
     list_tenants(ListTenantsRequest) -> ListTenantsResponse;
     list_sessions(ListSessionsRequest) -> ListSessionsResponse;
     end_session(EndSessionRequest) -> EndSessionResponse;

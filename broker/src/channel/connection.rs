@@ -29,7 +29,7 @@ use crate::{
         descriptor_shares::{DescriptorShare, DescriptorShares},
         peer::Peer,
         readiness,
-        tenant_rules::Rules,
+        tenant_rules::SharedRules,
     },
     reactor::Inbox,
     telemetry::{PeerLines, Telemetry},
@@ -47,7 +47,7 @@ const IN_FLIGHT_PAUSE_MAX: Duration = Duration::from_secs(1);
 pub(super) struct Shared {
     pub(super) channels: Arc<Channels>,
     pub(super) inbox: Inbox,
-    pub(super) rules: Rules,
+    pub(super) rules: SharedRules,
     pub(super) hello_timeout: Duration,
     /// Slots of each word table.
     pub(super) word_slots: u32,
@@ -126,7 +126,7 @@ async fn greet(
     peer: &Peer,
     shared: &Shared,
 ) -> Result<Option<(String, v1::Hello)>, HelloRefusal> {
-    let tenant = shared.rules.tenant_of(peer).map_err(|error| unidentified(&error))?;
+    let tenant = shared.rules.now().tenant_of(peer).map_err(|error| unidentified(&error))?;
     let receive = socket.receive(|buffer, packet| frame_unless_end(buffer, packet, peer.pid));
     let Ok(received) = tokio::time::timeout(shared.hello_timeout, receive).await else {
         let problem = format!("no hello within {} ms", shared.hello_timeout.as_millis());

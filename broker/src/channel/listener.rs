@@ -11,7 +11,7 @@ use super::{
     hello_gate::{Bounds, Gate},
 };
 use crate::{
-    platform::{descriptor_shares::DescriptorShares, readiness, tenant_rules::Rules},
+    platform::{descriptor_shares::DescriptorShares, readiness, tenant_rules::SharedRules},
     reactor::Inbox,
     socket_keeper::Listener,
     telemetry::{PeerLines, Telemetry},
@@ -25,7 +25,7 @@ const STOP_DEADLINE: Duration = Duration::from_secs(3);
 /// The configuration of connections.
 #[derive(Debug)]
 pub struct ChannelOptions {
-    pub rules: Rules,
+    pub rules: SharedRules,
     /// Time in which a connection must say hello.
     pub hello_timeout: Duration,
     /// Maximum connections that have not said hello: of all users, and of one.

@@ -22,7 +22,7 @@ use vramd_types::DeviceIndex;
 
 use super::{ChannelOptions, Channels, OutFrame, serve};
 use crate::{
-    platform::{sockets::Sockets, tenant_rules::Rules},
+    platform::{sockets::Sockets, tenant_rules::SharedRules},
     reactor::{InboxLimits, Message, inbox},
 };
 
@@ -81,7 +81,7 @@ impl Daemon {
         });
         let channels = Arc::new(Channels::default());
         let options = ChannelOptions {
-            rules: Rules::default(),
+            rules: SharedRules::default(),
             hello_timeout,
             greeting_max,
             greeting_per_uid_max: greeting_max,

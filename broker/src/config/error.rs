@@ -40,7 +40,7 @@ impl ErrorLocation {
         Self::after(&before, String::new(), "this byte is not UTF-8".to_owned())
     }
 
-    pub(super) fn after(before: &str, field: String, problem: String) -> Self {
+    pub(crate) fn after(before: &str, field: String, problem: String) -> Self {
         let line_start = before.rfind('\n').map_or(0, |newline| newline + 1);
         let line = before.matches('\n').count() + 1;
         Self { line, column: before[line_start..].chars().count() + 1, field, problem }

@@ -15,8 +15,11 @@ mod schema;
 mod shares;
 mod telemetry;
 mod tenants;
+mod tenants_file;
 
 use std::{fs, path::Path};
+
+use serde::de::DeserializeOwned;
 
 pub use devices::{SimDevices, UnknownDevice, choose, core_devices, share_of};
 pub use disk::Disk;
@@ -27,12 +30,13 @@ pub use limits::Limits;
 pub use pressure::Pressure;
 pub use quantity::QuantityText;
 pub use schema::{
-    Cuda, Daemon, DeviceChoice, Driver, DriverKind, File as Config, HostSize, LogFormat, LogLevel, Memory,
-    Sim, SimDevice, SimEffect, SimFault, SimOperation, SimRevocation, SimStep,
+    Cuda, Daemon, DefaultQuota, DeviceChoice, Driver, DriverKind, File as Config, HostSize, LogFormat,
+    LogLevel, Memory, Sim, SimDevice, SimEffect, SimFault, SimOperation, SimRevocation, SimStep,
 };
 pub use shares::Shares;
 pub use telemetry::{Endpoint, OtlpProtocol, SampleRatio, Signal, Telemetry};
 pub use tenants::{Tenant, standings};
+pub use tenants_file::{QuotaEntry, TENANTS_FILE_BYTES_MAX, TenantEntry, TenantsFile};
 
 /// Reads a configuration file.
 pub fn load(path: &Path) -> Result<Config, ConfigError> {
@@ -53,12 +57,7 @@ pub fn parse_bytes(bytes: &[u8]) -> Result<Config, ErrorLocation> {
 
 /// Parses the text of a configuration.
 pub fn parse(text: &str) -> Result<Config, ErrorLocation> {
-    let deserializer = match toml::Deserializer::parse(text) {
-        Ok(deserializer) => deserializer,
-        Err(error) => return Err(ErrorLocation::of(&error, String::new(), text)),
-    };
-    let mut config: Config = serde_path_to_error::deserialize(deserializer)
-        .map_err(|error| ErrorLocation::of(error.inner(), error.path().to_string(), text))?;
+    let mut config: Config = deserialize(text)?;
     let wrong = [("pressure", config.pressure.wrong.take()), ("shares", config.shares.wrong.take())];
     if let Some((table, Wrong { at, field, problem })) =
         wrong.into_iter().find_map(|(table, it)| Some((table, it?)))
@@ -74,6 +73,14 @@ pub fn parse(text: &str) -> Result<Config, ErrorLocation> {
         config.disk.locations = disk::locations(text);
     }
     Ok(config)
+}
+
+/// Deserializes TOML. The error names the line and the key.
+fn deserialize<T: DeserializeOwned>(text: &str) -> Result<T, ErrorLocation> {
+    let deserializer =
+        toml::Deserializer::parse(text).map_err(|error| ErrorLocation::of(&error, String::new(), text))?;
+    serde_path_to_error::deserialize(deserializer)
+        .map_err(|error| ErrorLocation::of(error.inner(), error.path().to_string(), text))
 }
 
 /// An error that concerns several keys of a table.

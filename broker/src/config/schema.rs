@@ -35,6 +35,8 @@ pub struct Daemon {
     pub admin_group: Option<String>,
     /// Uids. `None` means root and the daemon's own uid.
     pub operators: Option<Vec<u32>>,
+    /// A file of tenants with their rules, classes and quotas. The daemon applies it at the start and on SIGHUP.
+    pub tenants_file: Option<PathBuf>,
     pub log_format: LogFormat,
     pub log_level: LogLevel,
 }

@@ -34,13 +34,13 @@ struct Text {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Class(TenantClass);
+pub(super) struct Class(pub(super) TenantClass);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Weight(TenantWeight);
+pub(super) struct Weight(pub(super) TenantWeight);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Advice(AdvicePermission);
+pub(super) struct Advice(pub(super) AdvicePermission);
 
 impl<'de> Deserialize<'de> for Class {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {

@@ -1,5 +1,6 @@
 //! `AdminService`: the requests of operators. Each method first checks that the caller is an operator.
 
+mod apply;
 mod moves;
 mod prefetches;
 mod settings;
@@ -33,6 +34,7 @@ use crate::{
     reactor::Inbox,
     recorder::Recorder,
     telemetry::Telemetry,
+    tenants::TenantStore,
 };
 
 /// The facts in `GetNode` that the broker does not know.
@@ -57,6 +59,7 @@ pub(super) struct Admin {
     facts: Arc<NodeFacts>,
     telemetry: Telemetry,
     channels: Arc<Channels>,
+    tenants: TenantStore,
 }
 
 impl Admin {
@@ -70,6 +73,7 @@ impl Admin {
             facts: Arc::new(options.facts.clone()),
             telemetry: options.telemetry.clone(),
             channels: Arc::clone(&options.channels),
+            tenants: options.tenants.clone(),
         }
     }
 
@@ -91,8 +95,17 @@ impl Admin {
             | OperatorRequest::WriteBackParts { target: Target::Id(id), .. } => vec![*id],
             _ => Vec::new(),
         };
+        // Such a change waits for its turn, since a tenants file is many of them.
+        let turn = match &request {
+            OperatorRequest::SetQuota { .. }
+            | OperatorRequest::DeleteQuota { .. }
+            | OperatorRequest::SetTenant { .. }
+            | OperatorRequest::ResetTenant { .. } => Some(self.tenants.turn().await),
+            _ => None,
+        };
         decision::decide(&self.telemetry, request, about, |request| {
-            self.inbox.operator_request(|call| Event::Operator { call, uid: operator.uid, key, request })
+            let event = |call| Event::Operator { call, uid: operator.uid, key, request };
+            self.inbox.operator_request_holding(turn, event)
         })
         .await
         .map_err(decision::Fault::for_operator)
@@ -202,6 +215,14 @@ impl AdminService for Admin {
     ) -> Result<Response<v1::ResetTenantResponse>, Status> {
         let operator = self.operator(&request)?;
         self.reset_tenant_of(operator, request.into_inner()).await.map(Response::new)
+    }
+
+    async fn apply_tenants(
+        &self,
+        request: Request<v1::ApplyTenantsRequest>,
+    ) -> Result<Response<v1::ApplyTenantsResponse>, Status> {
+        let operator = self.operator(&request)?;
+        self.apply_tenants_of(operator, request.into_inner()).await.map(Response::new)
     }
 
     async fn list_tenants(
@@ -457,6 +478,7 @@ impl AdminService for Admin {
             fds_in_flight: view::count(node.fds_in_flight),
             invariant_violations: node.invariant_violations,
             started_at: Some(self.facts.started_at.into()),
+            applied_tenants: self.tenants.drift().map(apply::applied),
         }))
     }
 

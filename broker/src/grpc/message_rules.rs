@@ -6,8 +6,11 @@
 use broker_core::Refusal;
 use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field};
 
+use crate::config::TENANTS_FILE_BYTES_MAX;
+
 const ALLOCATE_BATCH: &str = "/vramd.v1.MemoryService/AllocateBatch";
 const FREE_BATCH: &str = "/vramd.v1.MemoryService/FreeBatch";
+const APPLY_TENANTS: &str = "/vramd.v1.AdminService/ApplyTenants";
 const DETACH: &str = "/vramd.v1.MemoryService/Detach";
 /// The methods whose client sends more than one message begin with this.
 const REFLECTION: &str = "/grpc.reflection.";
@@ -19,6 +22,8 @@ const READERS: u32 = 6;
 /// Maximum bytes of a batch, and of a request without a rule of its own.
 const BATCH_BYTES_MAX: usize = 4 << 20;
 const REQUEST_BYTES_MAX: usize = 64 << 10;
+/// Maximum bytes of a tenants file, with its source. The daemon refuses a larger file with its reason.
+const TENANTS_BYTES_MAX: usize = TENANTS_FILE_BYTES_MAX + REQUEST_BYTES_MAX;
 /// Maximum bytes of an id on the wire, with the field's key.
 const ID_BYTES_MAX: usize = 11;
 
@@ -54,6 +59,7 @@ impl MessageRules {
                 let ids = self.batch_items_max.saturating_mul(ID_BYTES_MAX);
                 ids.saturating_add(REQUEST_BYTES_MAX).min(BATCH_BYTES_MAX)
             }
+            APPLY_TENANTS => TENANTS_BYTES_MAX,
             path if path.starts_with(REFLECTION) => return Shape::Stream,
             _ => REQUEST_BYTES_MAX,
         };

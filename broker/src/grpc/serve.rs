@@ -31,6 +31,7 @@ use crate::{
     recorder::Recorder,
     socket_keeper::{Listener, Unreachable},
     telemetry::Telemetry,
+    tenants::TenantStore,
 };
 
 /// Maximum calls at once on one connection. Further ones wait at the client. Many clients begin a hundred before they
@@ -86,6 +87,8 @@ pub struct GrpcOptions {
     pub facts: NodeFacts,
     /// The pin words of sessions, for operators who look at an allocation.
     pub channels: Arc<Channels>,
+    /// Makes the changes of quotas and standings one after the other.
+    pub tenants: TenantStore,
 }
 
 #[derive(Debug, Error)]

@@ -12,6 +12,8 @@ use tonic_types::{ErrorDetails, StatusExt as _};
 use vramd_proto::v1;
 use vramd_types::{Reason, StatusCode};
 
+use crate::config::ErrorLocation;
+
 /// Maximum bytes of one fact, and of a message.
 const FACT_BYTES_MAX: usize = 256;
 const MESSAGE_BYTES_MAX: usize = 512;
@@ -108,6 +110,31 @@ pub(super) fn message_too_large(bytes: usize, bytes_max: usize) -> Status {
 pub(super) fn more_than_one_message() -> Status {
     let problem = "is followed by further bytes";
     invalid_message(&format!("the message of the request {problem}"), problem)
+}
+
+/// Refuses a tenants file, with the place of the error.
+pub(super) fn tenants_file_wrong(message: &str, location: &ErrorLocation) -> Status {
+    let ErrorLocation { line, column, field, problem } = location;
+    let field = cut(if field.is_empty() { "content" } else { field }, FACT_BYTES_MAX);
+    let facts = [
+        ("line", line.to_string()),
+        ("column", column.to_string()),
+        ("field", field.clone().into_owned()),
+        ("problem", cut(problem, FACT_BYTES_MAX).into_owned()),
+    ];
+    let facts: HashMap<_, _> = facts.into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
+    let (reason, message) = (Reason::TenantsFileInvalid, cut(message, MESSAGE_BYTES_MAX));
+    let mut details = ErrorDetails::new();
+    details.set_error_info(reason.name(), Reason::DOMAIN, facts);
+    details.add_bad_request_violation(&*field, &*message);
+    Status::with_error_details(code(reason), message, details)
+}
+
+/// Refuses a tenants file of which a part stays in force.
+pub(super) fn half_restored(refusal: &Refusal, message: &str) -> Status {
+    let mut details = ErrorDetails::new();
+    details.set_error_info(refusal.reason().name(), Reason::DOMAIN, facts(refusal));
+    Status::with_error_details(code(refusal.reason()), cut(message, MESSAGE_BYTES_MAX), details)
 }
 
 fn invalid_message(message: &str, problem: &str) -> Status {

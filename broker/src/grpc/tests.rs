@@ -74,6 +74,13 @@ fn served_with_grace(operators: &[u32], stop_grace: Duration) -> Served {
             report: crate::node_report::NodeReport::default(),
         },
         channels: std::sync::Arc::default(),
+        tenants: crate::tenants::TenantStore::new(
+            inbox.clone(),
+            crate::tenants::Node::new(&[], &crate::config::DefaultQuota::default()),
+            Vec::new(),
+            crate::state::Stored::default(),
+            |_| Ok(()),
+        ),
     };
     let (stop, stopped) = oneshot::channel();
     let events = Events::new(Clock::start(), 1, Vec::new(), EventLimits { watches_max: 1, events_max: 8 });

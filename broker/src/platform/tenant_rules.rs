@@ -1,7 +1,10 @@
 //! Applies the operator's rules that name the tenant of a peer. They use what the kernel says of the peer, never the
 //! peer's own word.
 
-use std::io;
+use std::{
+    fmt, io,
+    sync::{Arc, PoisonError, RwLock},
+};
 
 use thiserror::Error;
 
@@ -19,6 +22,36 @@ pub struct Rule {
     /// The primary group, at connect time.
     pub gid: Option<u32>,
     pub cgroup: Option<cgroup::Pattern>,
+}
+
+impl fmt::Display for Rule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let texts = [
+            self.uid.map(|uid| format!("uid={uid}")),
+            self.gid.map(|gid| format!("gid={gid}")),
+            self.cgroup.as_ref().map(|cgroup| format!("cgroup={cgroup}")),
+        ];
+        f.write_str(&texts.into_iter().flatten().collect::<Vec<_>>().join(" "))
+    }
+}
+
+/// The rules in force, which a tenants file may replace while the daemon runs. Clones are the same.
+#[derive(Clone, Debug, Default)]
+pub struct SharedRules(Arc<RwLock<Arc<Rules>>>);
+
+impl SharedRules {
+    pub fn new(rules: Rules) -> Self {
+        Self(Arc::new(RwLock::new(Arc::new(rules))))
+    }
+
+    pub fn now(&self) -> Arc<Rules> {
+        Arc::clone(&self.0.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Replaces the rules for sessions that begin later.
+    pub fn replace(&self, rules: Rules) {
+        *self.0.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(rules);
+    }
 }
 
 /// A rule needs the peer's cgroup, and it could not be read.

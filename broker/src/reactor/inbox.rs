@@ -109,7 +109,16 @@ impl Inbox {
         &self,
         make: impl FnOnce(CallId) -> Event,
     ) -> Result<oneshot::Receiver<Outcome>, Refusal> {
-        self.submit(&self.shared.operators, Box::new(()), make)
+        self.operator_request_holding((), make)
+    }
+
+    /// Queues an operator's request. `held` is kept until the answer, even if the caller leaves before.
+    pub fn operator_request_holding(
+        &self,
+        held: impl Send + Sync + 'static,
+        make: impl FnOnce(CallId) -> Event,
+    ) -> Result<oneshot::Receiver<Outcome>, Refusal> {
+        self.submit(&self.shared.operators, Box::new(held), make)
     }
 
     /// Reads the broker's state between two batches: at once, or in turn after the queued messages if the reactor works

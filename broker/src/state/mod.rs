@@ -5,17 +5,19 @@ mod boot_epoch;
 mod quotas;
 
 use std::{
+    collections::BTreeSet,
     io,
     path::{Path, PathBuf},
 };
 
-use broker_core::StoredQuotas;
+use broker_core::{StoredQuota, StoredQuotas, StoredTenant};
 use thiserror::Error;
 
 use crate::{
     platform::{
         lock::DirLock,
         private_dir::{self, PrivateDirError},
+        tenant_rules::Rule,
     },
     surroundings::Warning,
 };
@@ -25,6 +27,30 @@ use crate::{
 pub struct State {
     dir: PathBuf,
     _lock: DirLock,
+}
+
+/// Everything about tenants that survives a restart of the daemon.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Stored {
+    pub quotas: StoredQuotas,
+    /// The tenants file that was applied last.
+    pub applied: Option<Applied>,
+}
+
+/// A tenants file that was applied, as it was understood at that time.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Applied {
+    /// Where it came from, for people: a path.
+    pub source: String,
+    /// When, in seconds since 1970.
+    pub at_s: u64,
+    /// The tenants that it names.
+    pub tenants: BTreeSet<String>,
+    /// Its rules, in order.
+    pub rules: Vec<Rule>,
+    /// Its quotas, with the UUIDs of devices.
+    pub quotas: Vec<StoredQuota>,
+    pub standings: Vec<StoredTenant>,
 }
 
 #[derive(Debug, Error)]
@@ -52,14 +78,17 @@ impl State {
         Ok(Self { dir: dir.to_owned(), _lock: lock })
     }
 
-    /// Reads the state as a start would, and changes nothing. Returns whether a live daemon has the directory.
-    pub fn check(dir: &Path) -> Result<bool, StateError> {
+    /// Reads the state as a start would, and changes nothing. Returns whether a live daemon has the directory, and what
+    /// is stored of tenants.
+    pub fn check(dir: &Path) -> Result<(bool, Stored), StateError> {
         if !private_dir::check(dir)? {
-            return Ok(false);
+            return Ok((false, Stored::default()));
         }
-        quotas::load(dir)?;
+        let stored = quotas::load(dir)?;
         boot_epoch::last(dir, quotas::are_stored(dir))?;
-        DirLock::is_taken(dir).map_err(|source| StateError::Io { path: dir.to_owned(), source })
+        let is_taken =
+            DirLock::is_taken(dir).map_err(|source| StateError::Io { path: dir.to_owned(), source })?;
+        Ok((is_taken, stored))
     }
 
     /// Warns of a damaged copy of the quotas. The quotas themselves do not depend on it.
@@ -76,26 +105,26 @@ impl State {
             if epoch > 1 {
                 tracing::warn!(state = %self.dir.display(), "quotas.json is missing: the node has no quotas");
             }
-            let _ = quotas::store(&self.dir, &StoredQuotas::default());
+            let _ = quotas::store(&self.dir, &Stored::default());
         }
         Ok(epoch)
     }
 
-    /// Loads the stored quotas. With `reset` damaged ones are set aside, for those before the last change.
-    pub fn quotas(&self, reset: bool) -> Result<StoredQuotas, StateError> {
+    /// Loads what is stored of tenants. With `reset` damaged ones are set aside, for those before the last change.
+    pub fn tenants(&self, reset: bool) -> Result<Stored, StateError> {
         match quotas::load(&self.dir) {
             Err(StateError::Damaged { path, problem, .. }) if reset => {
                 let stored = quotas::reset(&self.dir)
                     .map_err(|source| StateError::Io { path: path.clone(), source })?;
-                tracing::warn!(path = %path.display(), problem, quotas = stored.quotas.len(), "state reset: the quotas before the last change are in force");
+                tracing::warn!(path = %path.display(), problem, quotas = stored.quotas.quotas.len(), "state reset: the quotas before the last change are in force");
                 Ok(stored)
             }
             loaded => loaded,
         }
     }
 
-    /// Replaces the stored quotas. They are on disk when it returns. Blocks.
-    pub fn store_quotas(&self, quotas: &StoredQuotas) -> io::Result<()> {
-        quotas::store(&self.dir, quotas)
+    /// Replaces what is stored of tenants. It is on disk when it returns. Blocks.
+    pub fn store_tenants(&self, stored: &Stored) -> io::Result<()> {
+        quotas::store(&self.dir, stored)
     }
 }

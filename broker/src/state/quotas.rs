@@ -1,5 +1,5 @@
 //! Quotas on disk, with the standings of tenants, as JSON:
-//! `{"version": 1, "quotas": […], "tenants": […], "requests": […]}`.
+//! `{"version": 1, "quotas": […], "tenants": […], "requests": […], "applied": {…}}`.
 //!
 //! Quantities are stored as the operator set them, so that a share stays a share when the device changes.
 
@@ -12,7 +12,8 @@ use broker_core::{
 use serde::{Deserialize, Serialize};
 use vramd_types::{Quantity, name};
 
-use super::{StateError, atomic_file};
+use super::{Applied, StateError, Stored, atomic_file};
+use crate::platform::{cgroup, tenant_rules::Rule};
 
 pub(super) const NAME: &str = "quotas.json";
 const VERSION: u32 = 1;
@@ -26,6 +27,32 @@ struct File {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     tenants: Vec<Tenant>,
     requests: Vec<Request>,
+    /// The tenants file that was applied last. Left out if there never was one, for the same reason.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    applied: Option<AppliedFile>,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct AppliedFile {
+    source: String,
+    at_s: u64,
+    names: BTreeSet<String>,
+    rules: Vec<RuleRow>,
+    quotas: Vec<Quota>,
+    tenants: Vec<Tenant>,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RuleRow {
+    tenant: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    uid: Option<u32>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    gid: Option<u32>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    cgroup: Option<String>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -65,7 +92,7 @@ struct Request {
 }
 
 /// Loads the quotas. A missing file is no damage, unless its copy is there.
-pub(super) fn load(dir: &Path) -> Result<StoredQuotas, StateError> {
+pub(super) fn load(dir: &Path) -> Result<Stored, StateError> {
     let path = dir.join(NAME);
     let has_copy = matches!(read(dir, &atomic_file::old(NAME)), Ok(Some(_)));
     let damaged = |problem: String| {
@@ -101,7 +128,7 @@ pub(super) fn are_stored(dir: &Path) -> bool {
 }
 
 /// Sets the damaged file aside, and stores the quotas of its copy, or none, in its place.
-pub(super) fn reset(dir: &Path) -> io::Result<StoredQuotas> {
+pub(super) fn reset(dir: &Path) -> io::Result<Stored> {
     let stored = read(dir, &atomic_file::old(NAME)).ok().flatten().unwrap_or_default();
     atomic_file::set_aside(dir, NAME)?;
     store(dir, &stored)?;
@@ -114,7 +141,7 @@ enum Unusable {
     Io(io::Error),
 }
 
-fn read(dir: &Path, name: &str) -> Result<Option<StoredQuotas>, Unusable> {
+fn read(dir: &Path, name: &str) -> Result<Option<Stored>, Unusable> {
     match atomic_file::read(dir, name) {
         Ok(text) => text.map(|text| parse(&text)).transpose().map_err(Unusable::Damaged),
         Err(error) if error.kind() == io::ErrorKind::InvalidData => Err(Unusable::Damaged(error.to_string())),
@@ -122,30 +149,34 @@ fn read(dir: &Path, name: &str) -> Result<Option<StoredQuotas>, Unusable> {
     }
 }
 
-pub(super) fn store(dir: &Path, stored: &StoredQuotas) -> io::Result<()> {
+pub(super) fn store(dir: &Path, Stored { quotas: stored, applied }: &Stored) -> io::Result<()> {
     let file = File {
         version: VERSION,
         quotas: stored.quotas.iter().map(Quota::from).collect(),
         tenants: stored.tenants.iter().map(Tenant::from).collect(),
         requests: stored.requests.iter().map(Request::from).collect(),
+        applied: applied.as_ref().map(AppliedFile::from),
     };
     atomic_file::replace(dir, NAME, &serde_json::to_vec_pretty(&file)?)
 }
 
-fn parse(text: &str) -> Result<StoredQuotas, String> {
+fn parse(text: &str) -> Result<Stored, String> {
     let file: File = serde_json::from_str(text).map_err(|error| error.to_string())?;
     if file.version != VERSION {
         return Err(format!("it has version {}, but this daemon reads version {VERSION}", file.version));
     }
-    let quotas: Vec<_> = file.quotas.into_iter().map(StoredQuota::try_from).collect::<Result<_, _>>()?;
+    let (quotas, tenants) = rows(file.quotas, file.tenants)?;
+    let requests = file.requests.into_iter().map(StoredRequest::try_from).collect::<Result<_, _>>()?;
+    let applied = file.applied.map(Applied::try_from).transpose()?;
+    Ok(Stored { quotas: StoredQuotas { quotas, tenants, requests }, applied })
+}
+
+fn rows(quotas: Vec<Quota>, tenants: Vec<Tenant>) -> Result<(Vec<StoredQuota>, Vec<StoredTenant>), String> {
+    let quotas: Vec<_> = quotas.into_iter().map(StoredQuota::try_from).collect::<Result<_, _>>()?;
     check(&quotas)?;
-    let tenants: Vec<_> = file.tenants.into_iter().map(StoredTenant::try_from).collect::<Result<_, _>>()?;
+    let tenants: Vec<_> = tenants.into_iter().map(StoredTenant::try_from).collect::<Result<_, _>>()?;
     check_tenants(&tenants)?;
-    Ok(StoredQuotas {
-        quotas,
-        tenants,
-        requests: file.requests.into_iter().map(StoredRequest::try_from).collect::<Result<_, _>>()?,
-    })
+    Ok((quotas, tenants))
 }
 
 /// Refuses quotas that no operator can have set.
@@ -185,6 +216,55 @@ fn check_tenants(tenants: &[StoredTenant]) -> Result<(), String> {
         }
     }
     Ok(())
+}
+
+impl From<&Applied> for AppliedFile {
+    fn from(applied: &Applied) -> Self {
+        Self {
+            source: applied.source.clone(),
+            at_s: applied.at_s,
+            names: applied.tenants.clone(),
+            rules: applied.rules.iter().map(RuleRow::from).collect(),
+            quotas: applied.quotas.iter().map(Quota::from).collect(),
+            tenants: applied.standings.iter().map(Tenant::from).collect(),
+        }
+    }
+}
+
+impl TryFrom<AppliedFile> for Applied {
+    type Error = String;
+
+    fn try_from(file: AppliedFile) -> Result<Self, String> {
+        let (quotas, standings) = rows(file.quotas, file.tenants)?;
+        let rules = file.rules.into_iter().map(Rule::try_from).collect::<Result<_, _>>()?;
+        Ok(Self { source: file.source, at_s: file.at_s, tenants: file.names, rules, quotas, standings })
+    }
+}
+
+impl From<&Rule> for RuleRow {
+    fn from(rule: &Rule) -> Self {
+        let Rule { tenant, uid, gid, cgroup } = rule;
+        let cgroup = cgroup.as_ref().map(ToString::to_string);
+        Self { tenant: tenant.clone(), uid: *uid, gid: *gid, cgroup }
+    }
+}
+
+impl TryFrom<RuleRow> for Rule {
+    type Error = String;
+
+    fn try_from(row: RuleRow) -> Result<Self, String> {
+        let RuleRow { tenant, uid, gid, cgroup } = row;
+        if !name::is_valid(&tenant) {
+            return Err(format!("`{tenant}` is not the name of a tenant"));
+        }
+        // Such a rule would give every client to one tenant.
+        if uid.is_none() && gid.is_none() && cgroup.is_none() {
+            return Err(format!("a rule of tenant {tenant} has no condition"));
+        }
+        let cgroup = cgroup.map(|text| text.parse()).transpose();
+        let cgroup = cgroup.map_err(|error: cgroup::PatternError| error.to_string())?;
+        Ok(Self { tenant, uid, gid, cgroup })
+    }
 }
 
 impl From<&StoredTenant> for Tenant {
@@ -306,8 +386,8 @@ mod tests {
         StoredRequest { uid: 1000, id, fingerprint, tenant: "team-a".into(), change }
     }
 
-    fn sample() -> StoredQuotas {
-        StoredQuotas {
+    fn sample() -> Stored {
+        let quotas = StoredQuotas {
             quotas: vec![StoredQuota {
                 tenant: "team-a".into(),
                 device: "*".into(),
@@ -331,13 +411,30 @@ mod tests {
             ]
             .map(request)
             .into(),
-        }
+        };
+        let applied = Applied {
+            source: "/etc/vramd/tenants.toml".into(),
+            at_s: 1_800_000_000,
+            tenants: BTreeSet::from(["team-a".to_owned(), "team-b".to_owned()]),
+            rules: vec![
+                Rule { tenant: "team-a".into(), uid: Some(4711), gid: None, cgroup: None },
+                Rule {
+                    tenant: "team-b".into(),
+                    uid: None,
+                    gid: Some(8),
+                    cgroup: Some("/b/**".parse().unwrap()),
+                },
+            ],
+            quotas: quotas.quotas.clone(),
+            standings: quotas.tenants.clone(),
+        };
+        Stored { quotas, applied: Some(applied) }
     }
 
     #[test]
     fn stored_quotas_are_loaded() {
         let dir = tempfile::tempdir().unwrap();
-        assert_eq!(load(dir.path()).unwrap(), StoredQuotas::default());
+        assert_eq!(load(dir.path()).unwrap(), Stored::default());
         store(dir.path(), &sample()).unwrap();
         assert_eq!(load(dir.path()).unwrap(), sample());
     }
@@ -352,7 +449,7 @@ mod tests {
         std::fs::write(dir.path().join(NAME), old).unwrap();
         let loaded = load(dir.path()).unwrap();
         assert_eq!(
-            loaded.requests[0].change,
+            loaded.quotas.requests[0].change,
             StoredChange::QuotaSet { device: "*".into(), tier: Tier::Device }
         );
         store(dir.path(), &loaded).unwrap();
@@ -380,6 +477,8 @@ mod tests {
             ("250", "0"),
             ("250", "10001"),
             ("      \"device\": \"*\",\n      \"tier\": \"disk\"", "      \"device\": \"*\""),
+            ("/b/**", "b"),
+            ("        \"tenant\": \"team-a\",\n        \"uid\": 4711", "        \"tenant\": \"team-a\""),
             ("]", ""),
         ] {
             assert!(good.contains(from), "{from} in {good}");
@@ -387,14 +486,14 @@ mod tests {
             assert!(matches!(load(dir.path()), Err(StateError::Damaged { .. })), "{from} → {to}");
         }
         std::fs::remove_file(dir.path().join(NAME)).unwrap();
-        assert_eq!(load(dir.path()).unwrap(), StoredQuotas::default(), "nothing was ever stored");
+        assert_eq!(load(dir.path()).unwrap(), Stored::default(), "nothing was ever stored");
     }
 
     #[test]
     fn a_reset_takes_the_quotas_before_the_last_change() {
         let dir = tempfile::tempdir().unwrap();
         store(dir.path(), &sample()).unwrap();
-        store(dir.path(), &StoredQuotas::default()).unwrap();
+        store(dir.path(), &Stored::default()).unwrap();
         std::fs::write(dir.path().join(NAME), "{").unwrap();
         let said = load(dir.path()).unwrap_err().to_string();
         assert!(said.contains("quotas.json.old") && said.contains("--reset-state"), "{said}");
@@ -403,6 +502,6 @@ mod tests {
         assert_eq!(std::fs::read_to_string(dir.path().join("quotas.json.damaged")).unwrap(), "{");
         std::fs::remove_file(dir.path().join(NAME)).unwrap();
         std::fs::write(dir.path().join("quotas.json.old"), "{}").unwrap();
-        assert_eq!(reset(dir.path()).unwrap(), StoredQuotas::default(), "the copy is damaged too");
+        assert_eq!(reset(dir.path()).unwrap(), Stored::default(), "the copy is damaged too");
     }
 }

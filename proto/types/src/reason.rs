@@ -105,6 +105,8 @@ reasons! {
         "No device of this node has the given UUID or index.";
     RequestInvalid, "REQUEST_INVALID", InvalidArgument, ["field", "problem"],
         "A field of the request is missing, or has a value without a meaning.";
+    TenantsFileInvalid, "TENANTS_FILE_INVALID", InvalidArgument, ["line", "column", "field", "problem"],
+        "The tenants file is wrong at that place, or this node cannot have what it says there; the daemon changed nothing.";
     RequestIdReused, "REQUEST_ID_REUSED", InvalidArgument, ["request_id"],
         "The caller used the request id before, for a request with other content.";
     BatchTooLarge, "BATCH_TOO_LARGE", InvalidArgument, ["items_max", "items"],

@@ -8,8 +8,8 @@ use crate::commands::Command;
 
 /// Shows and controls the GPU memory daemon of this node, and puts files into memory that it owns.
 ///
-/// Exit status: 0 success, 1 refusal or failure, 2 wrong usage or unreadable file, 3 no daemon. A refusal goes to
-/// standard error with its reason, with `--json` as an object.
+/// Exit status: 0 success, 1 refusal or failure, 2 wrong usage or unreadable file, 3 no daemon, 4 a dry run found
+/// differences. A refusal goes to standard error with its reason, with `--json` as an object.
 ///
 /// Quantities are `24GiB` or `24Gi` (binary), `24GB` (decimal), a bare integer of bytes, or a share like `90%`.
 #[derive(Debug, Parser)]
@@ -55,6 +55,8 @@ mod tests {
             "vramctl top --interval 0.5",
             "vramctl top --once --width 80",
             "vramctl top --once --json",
+            "vramctl apply -f tenants.toml --dry-run",
+            "vramctl apply --file - --json",
             "vramctl session end s-1099511627777 --kill",
             "vramctl alloc show team-a/llama",
             "vramctl alloc free a-1099511627777",
@@ -106,6 +108,8 @@ mod tests {
         }
         for line in [
             "vramctl",
+            "vramctl apply",
+            "vramctl apply tenants.toml",
             "vramctl quota set team-a",
             "vramctl quota set team-a --limit 1GiB --device ",
             "vramctl session list ",

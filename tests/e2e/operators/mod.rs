@@ -9,6 +9,7 @@ pub(crate) mod replays;
 pub(crate) mod settings;
 pub(crate) mod sharing;
 pub(crate) mod tenants;
+pub(crate) mod tenants_file;
 pub(crate) mod top;
 pub(crate) mod vramctl;
 pub(crate) mod watch;

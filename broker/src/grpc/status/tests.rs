@@ -91,13 +91,14 @@ fn every_refusal(text: &str) -> Vec<Refusal> {
 }
 
 /// Reasons that only the shell or the client reports.
-const NOT_FROM_THE_BROKER: [Reason; 15] = [
+const NOT_FROM_THE_BROKER: [Reason; 16] = [
     Reason::NotOperator,
     Reason::PeerUnidentified,
     Reason::ProtocolVersion,
     Reason::BrokerGone,
     Reason::DigestMismatch,
     Reason::WatchesTooMany,
+    Reason::TenantsFileInvalid,
     Reason::TraceRunning,
     Reason::TraceNotFound,
     Reason::UserLimit,
@@ -203,4 +204,19 @@ fn cutting_keeps_whole_characters() {
     assert_eq!(cut("short", 5), "short");
     assert_eq!(cut("longer", 5), "lo…");
     assert_eq!(cut("ääää", 6), "ä…");
+}
+
+#[test]
+fn a_wrong_tenants_file_is_a_bad_request_with_its_place() {
+    let not_utf8 = crate::config::TenantsFile::parse_bytes(b"# fine\n\xff").unwrap_err();
+    let unknown = crate::config::TenantsFile::parse("[[tenants]]\ntenantt = 1\n").unwrap_err();
+    for (location, field) in [(not_utf8, "content"), (unknown, "tenants[0].tenantt")] {
+        let status = tenants_file_wrong("f:2:1", &location);
+        let details = status.get_error_details();
+        let info = details.error_info().unwrap();
+        assert_eq!((info.reason.as_str(), info.metadata["line"].as_str()), ("TENANTS_FILE_INVALID", "2"));
+        assert_eq!(info.metadata["field"], field);
+        assert_eq!(details.bad_request().unwrap().field_violations[0].field, field);
+        assert_eq!(info.metadata.len(), Reason::TenantsFileInvalid.facts().len());
+    }
 }

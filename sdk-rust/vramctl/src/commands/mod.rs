@@ -1,6 +1,7 @@
 //! The subcommands, one module each. A new one gets a variant of [`Command`], an arm of [`Command::run`] and a module here.
 
 mod alloc;
+mod apply;
 mod completions;
 mod device;
 mod doctor;
@@ -43,6 +44,8 @@ pub(crate) enum Command {
     /// Show and set the classes and weights of tenants.
     #[command(subcommand)]
     Tenant(tenant::Verb),
+    /// Apply a file of tenants, their rules, classes and quotas: all of it, or nothing.
+    Apply(apply::Apply),
     /// Show and end sessions of client processes.
     #[command(subcommand)]
     Session(session::Verb),
@@ -113,6 +116,7 @@ impl Command {
             }
             Self::Quota(verb) => quota::run(verb, &admin()?, output),
             Self::Tenant(verb) => tenant::run(verb, &admin()?, output),
+            Self::Apply(apply) => apply::run(&apply, &admin()?, output),
             Self::Session(verb) => session::run(verb, &admin()?, output),
             Self::Alloc(verb) => alloc::run(verb, &admin()?, output),
             Self::Ls(list) => alloc::run(alloc::Verb::List(list), &admin()?, output),

@@ -11,6 +11,9 @@ use crate::output::{
     text::{facts, size},
 };
 
+/// Said of values that differ from the tenants file.
+const HOW_TO_SEE: &str = " (`vramctl apply -f FILE --dry-run` lists them)";
+
 #[derive(Debug, Subcommand)]
 pub(crate) enum Verb {
     /// Show the daemon: version, driver, service, counts.
@@ -45,7 +48,7 @@ fn show_service(state: &v1::DrainResponse, output: &Output) -> Result<(), Failur
     output.show(text, fields)
 }
 
-/// The node in two lines, and a third if an invariant is broken.
+/// The node in two lines, and one more for each of these: a drift from the tenants file, a broken invariant.
 pub(crate) fn heading(node: &v1::GetNodeResponse) -> String {
     let mut text = format!(
         "vramd {}, {}, {} sessions, {} allocations\ndriver {}: {}{}",
@@ -57,6 +60,11 @@ pub(crate) fn heading(node: &v1::GetNodeResponse) -> String {
         if node.driver == "sim" { "SIMULATED memory, and no GPU's: " } else { "" },
         node.driver_reason
     );
+    if let Some(file) = &node.applied_tenants
+        && (file.difference_count > 0 || !file.refused.is_empty())
+    {
+        text.push_str(&format!("\ntenants file {}", tenants_file(file)));
+    }
     if node.invariant_violations > 0 {
         text.push_str(&format!(
             "\n{} broken invariants: a bug in vramd. Please report the lines of its log about them",
@@ -78,6 +86,12 @@ pub(crate) fn to_json(node: &v1::GetNodeResponse) -> Value {
         "fds_in_flight": node.fds_in_flight,
         "invariant_violations": node.invariant_violations,
         "started_at": started(node),
+        "applied_tenants": node.applied_tenants.as_ref().map(|file| json!({
+            "source": file.source,
+            "applied_at": file.applied_at.as_ref().map(ToString::to_string),
+            "difference_count": file.difference_count,
+            "refused": file.refused,
+        })),
     })
 }
 
@@ -92,8 +106,24 @@ fn sheet(node: &v1::GetNodeResponse) -> String {
         ("sessions", node.session_count.to_string()),
         ("allocations", node.allocation_count.to_string()),
         ("in flight", format!("{} descriptors", node.fds_in_flight)),
+        ("tenants file", node.applied_tenants.as_ref().map_or_else(|| "-".to_owned(), tenants_file)),
         ("broken", format!("{} invariants", node.invariant_violations)),
     ])
+}
+
+/// The tenants file that was applied last, with how far what is in force is from it.
+fn tenants_file(file: &v1::AppliedTenants) -> String {
+    let at = file.applied_at.as_ref().map_or_else(|| "-".to_owned(), ToString::to_string);
+    let drift = match file.difference_count {
+        0 => "in force".to_owned(),
+        1 => format!("1 value was set otherwise since{HOW_TO_SEE}"),
+        count => format!("{count} values were set otherwise since{HOW_TO_SEE}"),
+    };
+    let refused = match file.refused.as_str() {
+        "" => String::new(),
+        problem => format!("; read again and refused: {problem}"),
+    };
+    format!("{}, applied {at}: {drift}{refused}", file.source)
 }
 
 pub(super) fn service(draining: bool) -> &'static str {

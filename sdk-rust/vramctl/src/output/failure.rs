@@ -32,14 +32,17 @@ pub(crate) enum Failure {
     Terminal {
         problem: String,
     },
+    /// A dry run found differences, which are printed already.
+    Differs,
     Output(io::Error),
 }
 
 /// Facts of the registry that are numbers. All others stay text, even if they look like numbers.
-const NUMBERS: [&str; 15] = [
+const NUMBERS: [&str; 17] = [
     "asked",
     "capacity",
     "client_major",
+    "column",
     "committed",
     "daemon_major",
     "free",
@@ -50,6 +53,7 @@ const NUMBERS: [&str; 15] = [
     "items_max",
     "limit",
     "limit_count",
+    "line",
     "pid",
     "uid",
 ];
@@ -77,7 +81,13 @@ impl Failure {
             | Self::Trace { .. }
             | Self::Readings { .. }
             | Self::Terminal { .. } => 2,
+            Self::Differs => 4,
         })
+    }
+
+    /// Whether the command has printed all there is to say.
+    pub(crate) fn is_printed(&self) -> bool {
+        matches!(self, Self::Differs)
     }
 
     pub(crate) fn to_json(&self) -> Value {
@@ -98,6 +108,7 @@ impl Failure {
             Self::Trace { .. } => "TRACE_INVALID".to_owned(),
             Self::Readings { .. } => "READINGS_INVALID".to_owned(),
             Self::Terminal { .. } => "TERMINAL_UNUSABLE".to_owned(),
+            Self::Differs => "DIFFERS".to_owned(),
             Self::Output(_) => "OUTPUT_FAILED".to_owned(),
         }
     }
@@ -110,6 +121,7 @@ impl Failure {
             | Self::Trace { .. }
             | Self::Readings { .. }
             | Self::Terminal { .. }
+            | Self::Differs
             | Self::Output(_) => "LOCAL",
         }
     }
@@ -133,6 +145,7 @@ impl fmt::Display for Failure {
             Self::Trace { path, problem } => write!(f, "cannot play {path}: {problem}"),
             Self::Readings { path, problem } => write!(f, "cannot judge {path}: {problem}"),
             Self::Terminal { problem } => f.write_str(problem),
+            Self::Differs => f.write_str("the file differs from what is in force"),
             Self::Output(error) => write!(f, "cannot write to standard output: {error}"),
         }
     }

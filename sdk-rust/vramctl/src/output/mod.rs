@@ -52,6 +52,9 @@ impl Output {
 
     /// Prints a failure to standard error.
     pub(crate) fn failure(&self, failure: &Failure) {
+        if failure.is_printed() {
+            return;
+        }
         let text = if self.json {
             versioned(serde_json::json!({ "error": failure.to_json() })).to_string()
         } else {
