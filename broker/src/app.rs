@@ -258,6 +258,7 @@ impl App {
             self.driver.submit(submission);
         }
         let uuids: Vec<_> = core_config.devices.iter().map(|device| device.uuid.clone()).collect();
+        let moves = Moves::new(&self.driver, self.clock, copies.clone());
         let (telemetry, telemetry_running) = self.telemetry.start(
             self.inbox.clone(),
             self.clock,
@@ -266,6 +267,7 @@ impl App {
                 boot_epoch: self.boot_epoch,
                 devices: &uuids,
                 links: &self.driver,
+                moves: &moves,
                 unreachable: self.listening.unreachable.clone(),
             },
         )?;
@@ -283,7 +285,6 @@ impl App {
         let events = Events::new(self.clock, self.boot_epoch, uuids, event_limits(&self.config));
         let recorder = Recorder::new(self.clock, self.config.limits.trace_records_max);
         let files = Files::default();
-        let moves = Moves::new(&self.driver, self.clock, copies.clone());
         let executor = Executor::new(
             self.inbox.clone(),
             Arc::clone(&self.driver),

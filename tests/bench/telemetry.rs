@@ -1,8 +1,11 @@
-//! The cost of telemetry: a call's instructions, the throughput of 32 clients, one scrape, and an idle daemon.
+//! The cost of telemetry: a call's instructions, the throughput of 32 clients, one scrape, probes in a storm of scrapes,
+//! a start, and an idle daemon.
 
 mod idle;
 mod instructions;
 mod scrape;
+mod start;
+mod storm;
 mod throughput;
 
 use std::io::{self, Write as _};
@@ -50,6 +53,8 @@ pub(crate) fn run(quick: bool) -> Result<Results> {
     let instructions = instructions::run(&sink, quick)?;
     let throughput = throughput::run(&sink, quick)?;
     let scrape = scrape::run()?;
+    let storm = storm::run()?;
+    let start = start::run(quick)?;
     let idle = idle::run(&sink, quick)?;
     let cost = match instructions["on"]["ratio_to_off"].as_f64() {
         Some(instructions) => instructions.max(throughput.cost),
@@ -65,6 +70,8 @@ pub(crate) fn run(quick: bool) -> Result<Results> {
             "instructions": instructions,
             "throughput": throughput.details,
             "scrape": scrape,
+            "storm": storm,
+            "start": start,
             "idle": idle,
         }),
     })

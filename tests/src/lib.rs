@@ -5,6 +5,7 @@
 //! tables of `admin.sock`, and `/proc`.
 
 pub mod beyond_deadline;
+pub mod browser;
 pub mod channel;
 pub mod collector;
 pub mod config;

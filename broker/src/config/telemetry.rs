@@ -15,8 +15,10 @@ const CARDINALITY_MAX: usize = 1_000_000;
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Telemetry {
-    /// The address of `/metrics`, `/livez` and `/readyz`. `None` means that they are not served.
+    /// The address of `/metrics`, `/livez`, `/readyz` and the page. `None` means that they are not served.
     pub prometheus_listen: Option<SocketAddr>,
+    /// Whether a page for people is served there.
+    pub web_page: bool,
     /// The collector. `None` means the one that the environment names, if any.
     pub otlp_endpoint: Option<Endpoint>,
     pub otlp_protocol: OtlpProtocol,
@@ -35,6 +37,7 @@ impl Default for Telemetry {
     fn default() -> Self {
         Self {
             prometheus_listen: None,
+            web_page: true,
             otlp_endpoint: None,
             otlp_protocol: OtlpProtocol::Grpc,
             otlp_signals: Signal::ALL.to_vec(),

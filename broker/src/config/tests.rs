@@ -150,6 +150,7 @@ fn given_keys_are_read() {
         hello_timeout_ms = 250
         [telemetry]
         prometheus_listen = "[::1]:9464"
+        web_page = false
         otlp_endpoint = "http://collector:4317/"
         otlp_signals = ["traces"]
         traces_sample_ratio = 1
@@ -193,6 +194,7 @@ fn given_keys_are_read() {
     assert_eq!(config.limits.hello_timeout, Duration::from_millis(250));
     let telemetry = &config.telemetry;
     assert_eq!(telemetry.prometheus_listen, Some("[::1]:9464".parse().unwrap()));
+    assert!(!telemetry.web_page);
     assert_eq!(telemetry.otlp_endpoint.as_ref().map(Endpoint::as_str), Some("http://collector:4317"));
     assert_eq!(
         (telemetry.otlp_protocol, &*telemetry.otlp_signals),

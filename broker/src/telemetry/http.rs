@@ -1,7 +1,8 @@
-//! Serves `/metrics`, `/livez` and `/readyz` to every process that can connect.
+//! Serves `/metrics`, `/livez`, `/readyz` and the page for people to every process that can connect.
 //!
 //! No peer can keep a probe from its answer. A connection that sends no request in time is closed, and the oldest one goes
-//! when there are too many. A scrape costs more than a probe, so few run at once, and probes do not wait for them.
+//! when there are too many. A scrape and a page cost more than a probe, so few run at once, and probes do not wait for
+//! them.
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
@@ -20,12 +21,17 @@ use hyper_util::{
 };
 use tokio::{
     net::{TcpListener, TcpStream},
-    sync::{Semaphore, watch},
+    sync::{AcquireError, Semaphore, SemaphorePermit, watch},
     task::AbortHandle,
     time::timeout,
 };
 
-use super::{Shared, export_queue::stopped, figures::Snapshot};
+use super::{
+    Shared,
+    export_queue::stopped,
+    figures::Snapshot,
+    page::{self, WebPage},
+};
 use crate::{reactor::Inbox, socket_keeper::Unreachable};
 
 /// Maximum connections at once. For a further one the oldest is closed.
@@ -48,6 +54,8 @@ pub(super) struct HttpState {
     pub(super) stop: watch::Receiver<bool>,
     pub(super) scrapes: Scrapes,
     pub(super) unreachable: Unreachable,
+    /// `None` if the operator has switched it off.
+    pub(super) page: Option<Arc<WebPage>>,
 }
 
 /// Places of scrapes.
@@ -60,14 +68,24 @@ impl Default for Scrapes {
     }
 }
 
+impl Scrapes {
+    /// Waits for a place. An error means that the daemon stops.
+    pub(super) async fn take(&self) -> Result<SemaphorePermit<'_>, AcquireError> {
+        self.0.acquire().await
+    }
+}
+
 /// Serves until the stop.
 pub(super) async fn serve(listener: TcpListener, state: HttpState) {
     let mut stop = state.stop.clone();
-    let routes = Router::new()
+    let mut routes = Router::new()
         .route("/metrics", get(metrics))
         .route("/livez", get(alive))
-        .route("/readyz", get(ready))
-        .with_state(state);
+        .route("/readyz", get(ready));
+    if state.page.is_some() {
+        routes = routes.merge(page::routes());
+    }
+    let routes = routes.with_state(state);
     // The oldest first.
     let mut connections: VecDeque<AbortHandle> = VecDeque::new();
     loop {
@@ -105,13 +123,16 @@ async fn answer(stream: TcpStream, routes: Router) {
 
 impl HttpState {
     /// Reads the broker. `None` if the reactor has ended or is stuck.
-    async fn read<T: Send + 'static>(&self, read: impl FnOnce(&Broker) -> T + Send + 'static) -> Option<T> {
+    pub(super) async fn read<T: Send + 'static>(
+        &self,
+        read: impl FnOnce(&Broker) -> T + Send + 'static,
+    ) -> Option<T> {
         timeout(REACTOR_TIMEOUT, self.inbox.read(read)).await.ok().flatten()
     }
 }
 
 async fn metrics(State(state): State<HttpState>) -> Response {
-    let Ok(_place) = state.scrapes.0.acquire().await else {
+    let Ok(_place) = state.scrapes.take().await else {
         return unavailable("the daemon is stopping");
     };
     let Some(snapshot) = state.read(Snapshot::of).await else {
@@ -148,6 +169,6 @@ async fn ready(State(state): State<HttpState>) -> Response {
     }
 }
 
-fn unavailable(why: &str) -> Response {
+pub(super) fn unavailable(why: &str) -> Response {
     (StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n")).into_response()
 }

@@ -4,6 +4,7 @@
 //!   gRPC layer ── duration, status ────────▶ histograms ─┐
 //!   all parts ─── refusals, losses ────────▶ counters ───┼─▶ one set of instruments ─▶ /metrics (Prometheus)
 //!   the broker ── one snapshot a collection ▶ figures ───┘                        └──▶ OTLP, every interval
+//!              ── one sample every two seconds ▶ history ─────────────────────────────▶ the page for people
 //!   spans, log lines ─▶ bounded queues ───────────────────────────────────────────────▶ OTLP
 //! ```
 //!
@@ -29,6 +30,7 @@ pub mod logs;
 pub mod metrics;
 mod move_counters;
 mod otlp;
+mod page;
 mod peer_lines;
 mod pin_spans;
 mod pools;

@@ -33,12 +33,14 @@ use super::{
     instruments::Instruments,
     logs::{self, Record},
     otlp::Collector,
+    page::{Facts, WebPage},
     revocation_times::RevocationTimes,
     traces::Traces,
 };
 use crate::{
     config::{self, Signal},
     exit::Failure,
+    moves::Moves,
     reactor::{Clock, Inbox},
     socket_keeper::Unreachable,
 };
@@ -65,6 +67,7 @@ pub struct DaemonFacts<'a> {
     /// UUIDs.
     pub devices: &'a [String],
     pub links: &'a Arc<dyn Driver>,
+    pub moves: &'a Moves,
     pub unreachable: Unreachable,
 }
 
@@ -118,14 +121,22 @@ impl TelemetrySetup {
         let failed = |what: &str, problem: &dyn std::fmt::Display| {
             Failure::Telemetry(format!("cannot {what} for telemetry: {problem}"))
         };
+        // By default the runtime looks for new connections after every 61 steps of its tasks. Scrapes are long steps, and
+        // a probe would wait for all of them.
         let runtime = runtime::Builder::new_current_thread()
             .enable_all()
+            .event_interval(1)
             .build()
             .map_err(|error| failed("start a runtime", &error))?;
         let resource = resource(&facts);
         let metrics =
             Instruments::new(resource.clone(), Arc::clone(&counters), config.cardinality_max, facts.links)
                 .map_err(|error| failed("make instruments", &error))?;
+        let page = (config.web_page && listener.is_some()).then(|| {
+            let (driver, boot_epoch) = (facts.driver.to_owned(), facts.boot_epoch);
+            let page = Facts { host: host_name(), version: env!("CARGO_PKG_VERSION"), driver, boot_epoch };
+            Arc::new(WebPage::new(page, clock, facts.moves.clone()))
+        });
         let traced = collector.as_ref().is_some_and(|collector| collector.is_sent(Signal::Traces));
         let (traces, spans) = traced
             .then(|| queue(Signal::Traces, &counters))
@@ -166,6 +177,7 @@ impl TelemetrySetup {
                     stop: stopped,
                     scrapes: Scrapes::default(),
                     unreachable: facts.unreachable,
+                    page,
                 },
                 interval: config.export_interval,
             }
@@ -240,6 +252,11 @@ fn run(runtime: &Runtime, outlets: Outlets) {
                     }
                 },
                 async {
+                    if let Some(page) = &state.page {
+                        page.sample(&state).await;
+                    }
+                },
+                async {
                     if let Some(exporter) = by_metrics {
                         push(&exporter, &state, interval).await;
                     }
@@ -306,16 +323,19 @@ async fn push(exporter: &MetricExporter, state: &HttpState, every: Duration) {
 }
 
 fn resource(facts: &DaemonFacts<'_>) -> Resource {
-    let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    let host = host.trim();
+    let host = host_name();
     let resource = Resource::builder().with_attributes([
         KeyValue::new("service.version", env!("CARGO_PKG_VERSION")),
         KeyValue::new("service.instance.id", format!("{host}/{}", facts.boot_epoch)),
-        KeyValue::new("host.name", host.to_owned()),
+        KeyValue::new("host.name", host),
         KeyValue::new("vramd.driver", facts.driver.to_owned()),
     ]);
     match std::env::var_os("OTEL_SERVICE_NAME") {
         Some(_) => resource.build(),
         None => resource.with_service_name("vramd").build(),
     }
+}
+
+fn host_name() -> String {
+    fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default().trim().to_owned()
 }

@@ -4,6 +4,9 @@ use std::{
     io::{Read as _, Write as _},
     net::{TcpListener, TcpStream},
     process::Command,
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
+    time::{Duration, Instant},
 };
 
 use vramd_proto::v1::DrainRequest;
@@ -28,7 +31,7 @@ fn a_draining_node_is_live_and_not_ready() {
     daemon.admin.drain(DrainRequest { cancel: true, ..Default::default() }).ok();
     assert_eq!(status("/readyz"), 200);
     until("the node is serving", || health.is_serving(""));
-    assert_eq!(status("/"), 404);
+    assert_eq!(status("/nothing"), 404);
 }
 
 /// Many more connections than are served at once, none of which ever sends a request.
@@ -42,6 +45,44 @@ fn connections_without_a_request_keep_no_probe_from_its_answer() {
     assert!(scrape(&daemon).contains("vramd_memory_limit_bytes"));
     // The oldest connection made room.
     assert!(matches!(mute[0].read(&mut [0]), Ok(0) | Err(_)), "it was closed");
+}
+
+/// Eight clients load `/metrics` and the page without a pause. The benchmark of telemetry has more of them, on a node with
+/// many series.
+#[test]
+fn probes_answer_within_a_second_during_a_storm_of_scrapes() {
+    let daemon = Daemon::start(&measured());
+    for tenant in 0..10 {
+        daemon.set_quota(&format!("team-{tenant:02}"), "1MiB", "10MiB");
+    }
+    let at = address(&daemon);
+    let end = AtomicBool::new(false);
+    let (served, slowest) = thread::scope(|scope| {
+        let load = |path: &'static str| {
+            let end = &end;
+            scope.spawn(move || {
+                let mut served = 0;
+                while !end.load(Ordering::Relaxed) {
+                    // A connection may be closed for a newer one.
+                    served += usize::from(http::try_get(at, path).is_ok_and(|answer| answer.status == 200));
+                }
+                served
+            })
+        };
+        let storm: Vec<_> = (0..8).map(|client| load(["/metrics", "/"][client % 2])).collect();
+        let mut slowest = Duration::ZERO;
+        for probe in 0..20 {
+            let started = Instant::now();
+            let path = ["/livez", "/readyz"][probe % 2];
+            assert_eq!(http::get(at, path).status, 200, "{path}");
+            slowest = slowest.max(started.elapsed());
+            thread::sleep(Duration::from_millis(25));
+        }
+        end.store(true, Ordering::Relaxed);
+        (storm.into_iter().map(|client| client.join().unwrap()).sum::<usize>(), slowest)
+    });
+    assert!(served > 20, "{served} scrapes and pages");
+    assert!(slowest < Duration::from_secs(1), "{slowest:?}");
 }
 
 #[test]

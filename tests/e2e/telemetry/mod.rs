@@ -3,6 +3,7 @@
 mod collectors;
 mod health;
 mod moves;
+mod page;
 mod pools;
 mod scrape;
 mod traces;
