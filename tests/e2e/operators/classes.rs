@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use vramd_client::{
-    Allocation, AllocationRequest, Bytes, Client, PrefetchDeferral, PrefetchRequest, PrefetchState,
+    Allocation, AllocationId, AllocationRequest, Bytes, Client, PrefetchDeferral, PrefetchRequest,
+    PrefetchState,
 };
 use vramd_proto::v1::{
     EventKind, ListTenantsRequest, ResetTenantRequest, SetTenantRequest, TenantClass, WatchRequest,
@@ -18,7 +19,7 @@ use vramd_tests::{
 use vramd_types::Reason;
 
 use super::watch::short;
-use crate::has_other_users;
+use crate::{has_other_users, moves::clients::programs::send_by_id};
 
 const NIGHT: u32 = 20_001;
 
@@ -124,6 +125,59 @@ fn prefetch_of_a_background_tenant_is_paused_under_pressure() {
     assert_eq!(prefetch.wait().unwrap(), PrefetchState::Ready { parts_left_out: 0, is_late: false });
     drop((prefetch, wanted));
     client.flush().unwrap();
+    daemon.drains();
+}
+
+/// Memory of that many parts in the host, in a process of another tenant that wants each part ahead.
+fn asking(daemon: &Daemon, uid: u32, parts: u64) -> Probe {
+    let mut probe = daemon.probe_as(uid);
+    probe.ask("sdk open");
+    let id = probe.ask(&format!("sdk allocate {} part={MIB_2}", parts * MIB_2))["allocation"].as_u64();
+    probe.ask("sdk write 1");
+    probe.ask("sdk unhold");
+    send_by_id(daemon, &AllocationId::from_raw(id.unwrap()).to_string(), "host");
+    probe
+}
+
+/// The device is full, and makes room for one request at a time.
+#[test]
+fn class_and_then_weight_decide_whose_prefetch_goes_first() {
+    const DAY: u32 = 20_002;
+    const EVENING: u32 = 20_003;
+    if !has_other_users("class_and_then_weight_decide_whose_prefetch_goes_first") {
+        return;
+    }
+    let config = Config::devices(&["18MiB"]).memory("host_size = \"64MiB\"").memory("harvest_ms = 5");
+    let config = config.tenant(NIGHT, "night").tenant(DAY, "day").tenant(EVENING, "evening");
+    let daemon = Daemon::start(&config);
+    vramctl(&daemon, &["tenant", "set", "night", "--weight", "250"]);
+    vramctl(&daemon, &["tenant", "set", "evening", "--class", "interactive"]);
+    // The last to ask is of the higher class, and the first has more weight.
+    let mut programs = [(NIGHT, 5), (DAY, 3), (EVENING, 1)].map(|(uid, parts)| {
+        let probe = asking(&daemon, uid, parts);
+        (probe, parts)
+    });
+    let client = connect(&daemon);
+    let hold = || client.allocate(AllocationRequest::new(Bytes::mib(2))).unwrap();
+    let held: Vec<_> = (0..9).map(|_| hold()).collect();
+    for (probe, parts) in &mut programs {
+        for part in 0..*parts {
+            probe.ask(&format!("sdk prefetch {part} {}", part + 1));
+        }
+    }
+    let kinds = vec![EventKind::Prefetch.into()];
+    let mut watch = Watching::start(&daemon.admin, WatchRequest { kinds, ..Default::default() }).unwrap();
+    let order = held.into_iter().map(|held| {
+        held.free().unwrap();
+        let ready = watch.read();
+        assert_eq!(short(&ready), "prefetch Ready");
+        ready.tenant
+    });
+    // Bytes by weight: 0.8 for a part of `night`, and 2 for one of `day`.
+    let expected = ["evening", "night", "day", "night", "night", "day", "night", "night", "day"];
+    assert_eq!(order.collect::<Vec<_>>(), expected);
+    programs.into_iter().for_each(|(probe, _)| probe.leave());
+    drop(client);
     daemon.drains();
 }
 

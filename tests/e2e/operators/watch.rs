@@ -5,11 +5,14 @@ use std::{
     fs,
     io::{BufRead as _, BufReader},
     process::{Child, ChildStdout, Stdio},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
+use vramd_client::{
+    Access, AllocationRequest, Bytes, Client, PrefetchRequest, PrefetchState, SequenceRequest,
+};
 use vramd_proto::v1::{
     DrainRequest, EndSessionRequest, EventKind, FreeBatchRequest, RevocationOutcome, RevokeMappingsRequest,
     RevokeReason, WatchRequest, WatchResponse, allocation_event::Change as AllocationChange,
@@ -21,9 +24,14 @@ use vramd_tests::{
     daemon::quota,
     proc,
     session::{persistent, spec},
-    wait::until,
+    wait::{PATIENCE, until},
 };
 use vramd_types::Reason;
+
+use crate::{
+    moves::clients::programs::{allocate_unpinned, send},
+    pressure::metric,
+};
 
 const UNREACHABLE: i32 = 3;
 
@@ -372,6 +380,108 @@ fn vramctl_watch_prints_lines_and_json() {
         "{lines}"
     );
     assert_eq!(read("status").trim(), "0", "a reader that has seen enough is no failure");
+}
+
+/// Requests for memory in the host that end in each way, in this order. One step of a sequence is passed unused.
+const ENDS: [&str; 9] =
+    ["late", "ready", "dropped", "cancelled", "ready", "ready", "ready", "wasted", "failed"];
+
+/// Makes the requests of [`ENDS`], of which the first four are the client's own. Returns the number of the first.
+fn end_prefetches_in_each_way(daemon: &Daemon, client: &Client) -> u64 {
+    let memory = allocate_unpinned(daemon, client, 3);
+    let ask = |request: PrefetchRequest<'_>| client.prefetch(request).unwrap();
+    let all = || PrefetchRequest::new().all(&memory);
+    let fill = || {
+        let request = AllocationRequest::new(Bytes::mib(8)).part_size(Bytes::mib(2));
+        client.allocate(request.wait(PATIENCE)).unwrap()
+    };
+    send(daemon, &memory, "host");
+    let held = fill();
+    let began = Instant::now();
+    let late = ask(all().within(Duration::from_millis(1)));
+    until("its deadline is over", || began.elapsed() > Duration::from_millis(2));
+    held.free().unwrap();
+    assert_eq!(late.wait().unwrap(), PrefetchState::Ready { parts_left_out: 0, is_late: true });
+    drop(memory.pin(Access::Read).unwrap());
+    send(daemon, &memory, "host");
+
+    let ready = ask(all());
+    assert_eq!(ready.wait().unwrap(), PrefetchState::Ready { parts_left_out: 0, is_late: false });
+    let held = fill();
+    let dropped = PrefetchState::Dropped { cause: "demand", by_own_tenant: true };
+    until("its parts have left unused", || ready.state().unwrap() == dropped);
+
+    let queued = ask(all());
+    queued.cancel().unwrap();
+    assert_eq!(queued.wait().unwrap(), PrefetchState::Cancelled { by_operator: false });
+
+    held.free().unwrap();
+    let steps = SequenceRequest::new().parts(&memory, 0..1).step().parts(&memory, 1..2).step();
+    let order = client.declare_sequence(steps.parts(&memory, 2..3).passes(1)).unwrap();
+    let arrived = |steps: &[u64]| {
+        let output = daemon.vramctl().args(["prefetch", "list", "--json"]).output().unwrap();
+        let listed: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let entries = listed["prefetches"].as_array().unwrap().iter();
+        let arrived = entries.filter(|it| it["phase"] == "arrived").map(|it| it["sequence_step"].as_u64());
+        arrived.eq(steps.iter().copied().map(Some))
+    };
+    until("two steps are there", || arrived(&[0, 1]));
+    order.begin(0).unwrap();
+    until("the third is there", || arrived(&[1, 2]));
+    order.begin(2).unwrap();
+    until("the second is passed", || arrived(&[]));
+    order.end();
+
+    send(daemon, &memory, "host");
+    let held = fill();
+    let failed = ask(all());
+    memory.free().unwrap();
+    let PrefetchState::Refused(error) = failed.wait().unwrap() else { panic!("its memory is gone") };
+    assert_eq!(error.reason(), Some(Reason::AllocationNotFound));
+    held.free().unwrap();
+    late.number()
+}
+
+#[test]
+fn ends_of_prefetch_requests_are_reported_and_counted() {
+    let config = Config::devices(&["8MiB"]).memory("host_size = \"64MiB\"").memory("harvest_ms = 5");
+    let daemon = Daemon::start(&config.telemetry("prometheus_listen = \"127.0.0.1:0\""));
+    let client = Client::builder().socket_dir(daemon.sockets()).request_timeout(PATIENCE).connect().unwrap();
+    let kinds = vec![EventKind::Prefetch.into()];
+    let mut watch = Watching::start(&daemon.admin, WatchRequest { kinds, ..Default::default() }).unwrap();
+    let count = ENDS.len().to_string();
+    let mut program = Program::start(&daemon, &["--kind", "prefetch", "--count", &count]);
+    let first = end_prefetches_in_each_way(&daemon, &client);
+    for (at, end) in (0..).zip(ENDS) {
+        let event = watch.read();
+        assert_eq!(short(&event).to_lowercase(), format!("prefetch {end}"), "{at}");
+        assert_eq!(event.tenant, client.tenant());
+        let Some(Event::Prefetch(told)) = event.event else { panic!("of a prefetch") };
+        let is_own = end == "wasted" || matches!(at, 4..=6);
+        let bytes = if is_own { 2 * MIB } else { 6 * MIB };
+        assert_eq!((told.session_id, told.device, told.bytes), (client.session_id().get(), 0, bytes), "{at}");
+        assert_eq!(told.prefetch_id >= 1 << 63, is_own, "{at}");
+        let line = program.next().unwrap();
+        assert_eq!((&line["kind"], &line["change"]), (&"prefetch".into(), &end.into()), "{line}");
+        assert_eq!(line["session_id"], client.session_id().to_string());
+        assert_eq!(
+            (&line["prefetch_id"], &line["bytes"]),
+            (&told.prefetch_id.into(), &bytes.into()),
+            "{line}"
+        );
+        if at == 0 {
+            assert_eq!(told.prefetch_id, first);
+        }
+    }
+    assert_eq!(program.end(), (Some(0), String::new()));
+    for (end, expected) in
+        [("late", 1), ("ready", 4), ("dropped", 1), ("cancelled", 1), ("wasted", 1), ("failed", 1)]
+    {
+        let label = format!("vramd_prefetch_outcome=\"{end}\"");
+        until(end, || metric(&daemon, "vramd_prefetches_total", &[&label]) == Some(expected));
+    }
+    drop(client);
+    daemon.drains();
 }
 
 /// Without proto files, by reflection alone.

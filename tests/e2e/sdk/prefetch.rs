@@ -3,9 +3,19 @@
 use std::time::{Duration, Instant};
 
 use vramd_client::{
-    Access, Allocation, AllocationRequest, Bytes, Client, Error, PrefetchRequest, PrefetchState, Reason, aio,
+    Access, Allocation, AllocationRequest, Bytes, Client, Error, PrefetchRequest, PrefetchState, Reason,
+    SequenceRequest, SequenceState, aio,
 };
-use vramd_tests::{Config, Daemon, MIB, content, digest, wait::until};
+use vramd_proto::v1::{Prefetch, SealRequest, client_frame, daemon_frame, prefetch_progress::Step};
+use vramd_tests::{
+    Config, Daemon, MIB, RawSession, channel::Packet, config::Effect, content, digest, session::spec,
+    wait::until,
+};
+
+use crate::{
+    has_other_users,
+    moves::{clients::programs::send_by_id, fetch_by_pin, open_and_write, part},
+};
 
 const PART: u64 = 2 * MIB;
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -199,4 +209,114 @@ fn a_task_waits_without_a_thread() {
         let pinned = wanted.pin_async(Access::Read).await.unwrap();
         assert_eq!(digest(pinned.as_slice().unwrap()), digest(&content(3 * PART, 1)));
     });
+}
+
+const NIGHT: u32 = 20_001;
+
+/// The owner is charged for it. When the owner frees it, requests of readers end.
+#[test]
+fn a_reader_prefetches_memory_that_another_tenant_has_sealed() {
+    if !has_other_users("a_reader_prefetches_memory_that_another_tenant_has_sealed") {
+        return;
+    }
+    let config = Config::devices(&["8MiB"]).memory("host_size = \"64MiB\"").memory("harvest_ms = 5");
+    let daemon = Daemon::start(&config.tenant(NIGHT, "night"));
+    let client = connect(&daemon);
+    let mut owner = daemon.probe_as(NIGHT);
+    owner.ask("sdk open");
+    let reader = client.tenant();
+    owner.ask(&format!("sdk allocate {} part={PART} name=weights persistent reader={reader}", 3 * PART));
+    owner.ask("sdk write 9");
+    owner.ask("sdk seal");
+    owner.ask("sdk keep");
+    let weights = client.attach_unpinned("night/weights").unwrap();
+    let id = weights.id().to_string();
+    let bytes = content(3 * PART, 9);
+    send_by_id(&daemon, &id, "host");
+    let charged = || json(&daemon, &["tenant", "list", "night"])["tenants"][0]["device_bytes"].clone();
+    let prefetch = client.prefetch(PrefetchRequest::new().all(&weights).within(PATIENCE)).unwrap();
+    assert_eq!(prefetch.wait().unwrap(), ready());
+    assert_eq!(charged(), 3 * PART);
+    assert_eq!(digest(weights.pin(Access::Read).unwrap().as_slice().unwrap()), digest(&bytes));
+
+    send_by_id(&daemon, &id, "host");
+    let steps =
+        (0..3).fold(SequenceRequest::new(), |order, part| order.step().parts(&weights, part..part + 1));
+    let order = client.declare_sequence(steps.passes(2)).unwrap();
+    for (step, expected) in bytes.chunks(2 << 20).cycle().take(6).enumerate() {
+        order.begin_next().unwrap();
+        let part = u32::try_from(step % 3).unwrap();
+        let pinned = weights.pin_parts(part..part + 1, Access::Read).unwrap();
+        assert!(pinned.as_slice().unwrap() == expected, "step {step}");
+    }
+    order.end();
+
+    send_by_id(&daemon, &id, "host");
+    let held = client.allocate(AllocationRequest::new(Bytes::mib(8)).part_size(Bytes::mib(2))).unwrap();
+    let prefetch = client.prefetch(PrefetchRequest::new().all(&weights)).unwrap();
+    let order = client.declare_sequence(SequenceRequest::new().all(&weights)).unwrap();
+    owner.ask("sdk free");
+    let PrefetchState::Refused(error) = prefetch.wait().unwrap() else { panic!("it is freed") };
+    assert_eq!(error.reason(), Some(Reason::AllocationNotFound));
+    until("the sequence ends", || {
+        let SequenceState::Refused(error) = order.state().unwrap() else { return false };
+        error.reason() == Some(Reason::AllocationNotFound)
+    });
+    assert_eq!(json(&daemon, &["prefetch", "list"])["prefetches"], serde_json::json!([]));
+    drop((held, order, weights));
+    client.flush().unwrap();
+    owner.leave();
+    daemon.drains();
+}
+
+/// The answer to a request, in which nothing is left out.
+#[track_caller]
+fn step(session: &RawSession, number: u64) -> Step {
+    loop {
+        let packet = session.channel.receive(PATIENCE);
+        let Packet::Frame(daemon_frame::Frame::PrefetchProgress(progress), _) = packet else {
+            panic!("no progress of {number}: {packet:?}")
+        };
+        assert_eq!(progress.prefetch_id, number);
+        return progress.step.expect("a step");
+    }
+}
+
+/// A request that is queued then ends, and a further one is refused. The seal goes on, and requests for sealed memory are
+/// served.
+#[test]
+fn memory_is_not_prefetched_while_its_owner_seals_it() {
+    let config = Config::devices(&["8MiB"]).memory("host_size = \"64MiB\"").memory("harvest_ms = 5");
+    let daemon = Daemon::start(&config.fault("digest", 1, Effect::Hold));
+    let (mut session, id) = open_and_write(&daemon, 2);
+    crate::moves::evict(&daemon, &mut session, id);
+    let mut other = daemon.open();
+    let held = other.allocate(spec(8 * MIB)).allocation_id;
+    let ask = |session: &RawSession, prefetch_id| {
+        let parts = vec![part(id, 0), part(id, 1)];
+        session.send(client_frame::Frame::Prefetch(Prefetch { prefetch_id, parts, ..Default::default() }));
+        step(session, prefetch_id)
+    };
+    assert!(matches!(ask(&session, 1), Step::Deferred(_)));
+    let seal = SealRequest { session_id: session.id(), allocation_id: id, ..Default::default() };
+    let sealing = session.memory.seal(seal);
+    let refusal = |step: Step| match step {
+        Step::Refused(refused) => refused.reason,
+        other => panic!("not refused: {other:?}"),
+    };
+    assert_eq!(refusal(step(&session, 1)), "ALLOCATION_NOT_FOUND");
+    assert_eq!(refusal(ask(&session, 2)), "ALLOCATION_NOT_FOUND");
+    assert!(!sealing.is_answered());
+    daemon.end_holds();
+    let bytes = content(4 * MIB, id);
+    assert_eq!(sealing.ok().allocation.expect("it is sealed").digest, digest(&bytes));
+    assert!(matches!(ask(&session, 3), Step::Deferred(_)));
+    other.free(held);
+    assert!(matches!(step(&session, 3), Step::Accepted(_)));
+    assert!(matches!(step(&session, 3), Step::Ready(_)));
+    fetch_by_pin(&mut session, id, 2);
+    assert_eq!(session.digest(id, 4 * MIB), digest(&bytes));
+    session.free(id);
+    drop((session, other));
+    daemon.drains();
 }

@@ -1,13 +1,24 @@
 //! A caller's trace continues in the daemon, and contains its decisions.
 
-use opentelemetry_proto::tonic::trace::v1::Span;
+use std::time::{Duration, Instant};
+
+use opentelemetry_proto::tonic::{common::v1::KeyValue, trace::v1::Span};
 use tokio::runtime;
-use vramd_client::{Access, AllocationRequest, Bytes, Client, PrefetchRequest, PrefetchState, enter_trace};
+use vramd_client::{
+    Access, AccessPattern, Advice, AllocationRequest, Bytes, Client, PrefetchRequest, PrefetchState,
+    enter_trace,
+};
 use vramd_proto::v1::{RevokeMappingsRequest, revoke_mappings_request::Target};
 use vramd_tests::{
     Config, Daemon,
     collector::{Collector, Received, attribute, line, number},
-    wait::{eventually, until},
+    config::Effect,
+    wait::{PATIENCE, eventually, until},
+};
+
+use crate::moves::{
+    clients::programs::{allocate_unpinned, send},
+    pins::fetch::connect,
 };
 
 pub(super) const TRACE: &str = "0af7651916cd43dd8448eb211c80319c";
@@ -197,6 +208,112 @@ fn a_pin_links_to_the_prefetch_of_its_parts_and_that_to_their_moves() {
     assert!(moves.iter().all(|it| attribute(&it.attributes, "vramd.migration.cause") == "prefetch"));
     let link = pin.links.iter().find(|link| link.span_id == prefetch.span_id).expect("a link");
     assert_eq!(attribute(&link.attributes, "vramd.prefetch.step"), "ready");
+}
+
+/// A request that was late, and one whose parts left again before the pin.
+#[test]
+fn a_pin_links_to_the_prefetch_that_failed_it() {
+    let collector = Collector::start();
+    let config = sending(&collector).telemetry("traces_sample_ratio = 0").memory("host_size = \"64MiB\"");
+    let config = Config { devices: vec!["8MiB".to_owned()], ..config }.memory("harvest_ms = 5");
+    // The first two copies take the parts to the host.
+    let daemon = Daemon::start(&config.fault("copy", 3, Effect::Hold));
+    let client = connect(&daemon);
+    let layer = allocate_unpinned(&daemon, &client, 2);
+    let is_in_time = |is_late| PrefetchState::Ready { parts_left_out: 0, is_late };
+    for (step, outcome) in [("late", "late"), ("dropped", "ready")] {
+        send(&daemon, &layer, "host");
+        let trace = if step == "late" { TRACE } else { OPERATOR_S };
+        let _trace = enter_trace(&format!("00-{trace}-b7ad6b7169203331-01")).unwrap();
+        let began = Instant::now();
+        let asked = client.prefetch(match step {
+            "late" => PrefetchRequest::new().all(&layer).within(Duration::from_millis(1)),
+            _ => PrefetchRequest::new().all(&layer),
+        });
+        let asked = asked.unwrap();
+        match step {
+            "late" => {
+                until("its deadline is over", || began.elapsed() > Duration::from_millis(2));
+                daemon.end_holds();
+                assert_eq!(asked.wait().unwrap(), is_in_time(true));
+            }
+            _ => {
+                assert_eq!(asked.wait().unwrap(), is_in_time(false));
+                let request = AllocationRequest::new(Bytes::mib(8)).part_size(Bytes::mib(2));
+                let other = client.allocate(request.wait(PATIENCE)).unwrap();
+                until("it is dropped", || matches!(asked.state().unwrap(), PrefetchState::Dropped { .. }));
+                other.free().unwrap();
+            }
+        }
+        drop(layer.pin(Access::Read).unwrap());
+        let one = |name: &'static str| {
+            received(&collector, name, |received| named(received, trace, name).into_iter().next())
+        };
+        let (prefetch, pin) = (one("prefetch"), one("pin"));
+        assert_eq!(attribute(&prefetch.attributes, "vramd.prefetch.outcome"), outcome);
+        let link = pin.links.iter().find(|link| link.span_id == prefetch.span_id).expect("a link");
+        assert_eq!(attribute(&link.attributes, "vramd.prefetch.step"), step);
+    }
+}
+
+/// The four figures of the sum, and whether the move pays by them.
+fn placement(attributes: &[KeyValue]) -> Option<([f64; 4], bool)> {
+    let names = ["benefit_us", "cost_us", "factor_percent", "expected_uses_percent"];
+    let figures = names.map(|name| number(attributes, &format!("vramd.placement.{name}")));
+    let [Some(benefit), Some(cost), Some(factor), Some(uses)] = figures else { return None };
+    Some(([benefit, cost, factor, uses], benefit * 100.0 > cost * factor))
+}
+
+/// A part that is used once is read in place. Once it is used again and again its move pays.
+#[test]
+fn spans_have_both_sides_of_the_sum_that_places_a_part() {
+    let collector = Collector::start();
+    let config = sending(&collector).telemetry("traces_sample_ratio = 0").memory("host_size = \"64MiB\"");
+    let config = config.memory("harvest_ms = 5").link("100MiB").limit("speculation_bytes_max = 0");
+    let daemon = Daemon::start(&config);
+    let client = connect(&daemon);
+    let stream = allocate_unpinned(&daemon, &client, 2);
+    stream.advise(Advice::SetPattern(AccessPattern::Sequential)).unwrap();
+    // The first pass shows how often parts are used, and how fast they come. Its moves have no sum.
+    for _ in 0..2 {
+        send(&daemon, &stream, "host");
+        let _trace = enter_trace(&format!("00-{TRACE}-b7ad6b7169203331-01")).unwrap();
+        for part in 0..2 {
+            drop(stream.pin_parts(part..part + 1, Access::Read).unwrap());
+        }
+    }
+    let decisions = |pin: &Span| -> Vec<_> {
+        let events = pin.events.iter().filter(|event| event.name == "placement");
+        let told = events.map(|it| (placement(&it.attributes), it.attributes.clone()));
+        told.map(|(sum, all)| (sum, attribute(&all, "vramd.placement.outcome").to_owned())).collect()
+    };
+    let (sum, _) = received(&collector, "the span of a pin whose part stays", |received| {
+        let decided = named(received, TRACE, "pin").iter().flat_map(decisions).collect::<Vec<_>>();
+        decided.into_iter().find(|(_, outcome)| outcome == "in_place")
+    });
+    let ([_, cost, factor, uses], pays) = sum.expect("all four figures");
+    assert!(!pays && cost > 10_000.0 && factor >= 100.0 && uses >= 100.0, "{sum:?}");
+
+    let moved = eventually("a move pays", || {
+        let _trace = enter_trace(OPERATOR_S_PARENT).unwrap();
+        for _ in 0..20 {
+            drop(stream.pin_parts(1..2, Access::Read).unwrap());
+        }
+        let moves = collector.received().spans.into_iter().filter(|span| span.name == "move");
+        let placed = moves.filter_map(|span| Some((placement(&span.attributes)?, span)));
+        placed.into_iter().find(|(_, span)| {
+            attribute(&span.attributes, "vramd.migration.cause") == "demand"
+                && attribute(&span.attributes, "vramd.migration.outcome") == "moved"
+        })
+    });
+    let (([benefit, ..], pays), span) = moved;
+    assert!(pays && benefit > 0.0, "{span:?}");
+    let pin = received(&collector, "its pin", |received| {
+        let pins = named(received, OPERATOR_S, "pin");
+        pins.into_iter().find(|pin| pin.links.iter().any(|link| link.span_id == span.span_id))
+    });
+    let decided = decisions(&pin);
+    assert!(decided.iter().any(|(sum, outcome)| *sum == Some(moved.0) && outcome == "moved"), "{decided:?}");
 }
 
 #[test]

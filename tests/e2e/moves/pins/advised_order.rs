@@ -135,6 +135,8 @@ fn advice_is_shown_withdrawn_and_ends_when_the_part_has_left() {
     memory.advise(Advice::UnsetClass).unwrap();
     assert_eq!(shown(), serde_json::json!([]));
 
+    memory.advise_parts(1..2, Advice::Preset(Preset::Weights)).unwrap();
+    assert_eq!((&shown()[0]["memory_class"], &shown()[0]["read_mostly"]), (&"weights".into(), &true.into()));
     memory.advise_parts(1..2, Advice::Preset(Preset::Staging)).unwrap();
     memory.advise_parts(1..2, Advice::WillNeed(Duration::from_secs(3600))).unwrap();
     let row = &shown()[0];

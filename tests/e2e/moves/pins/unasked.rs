@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use serde_json::Value;
-use vramd_client::{Access, AccessPattern, Advice, Allocation};
+use vramd_client::{Access, AccessPattern, Advice, Allocation, Tier};
 use vramd_tests::{Config, Daemon, MIB_2, content, wait::until};
 
 use crate::moves::{
@@ -65,6 +65,52 @@ fn nothing_is_brought_unasked_where_the_operator_forbids_it() {
     send(&daemon, &layers, "host");
     walk(&layers, 8);
     assert_eq!(shown(&daemon, &layers)["speculation"], Value::Null);
+}
+
+/// A program leaves each order once it is learnt, so it wastes the parts that were brought for it by then.
+#[test]
+fn wasted_parts_end_it_until_a_pattern_is_advised() {
+    const RUN: u32 = 8;
+    let config = Config::devices(&["256MiB"]).memory("host_size = \"256MiB\"").memory("harvest_ms = 5");
+    let daemon = Daemon::start(&config.link("100MiB").telemetry("prometheus_listen = \"127.0.0.1:0\""));
+    let client = connect(&daemon);
+    let memory = allocate_unpinned(&daemon, &client, 12 * u64::from(RUN));
+    send(&daemon, &memory, "host");
+    // Four pins show an order, and the next run breaks it.
+    let pin_run = |run: u32| {
+        for part in RUN * run..RUN * run + 4 {
+            drop(memory.pin_parts(part..part + 1, Access::Read).unwrap());
+        }
+    };
+    let causes = |run: u32| -> Vec<String> {
+        let parts = shown(&daemon, &memory)["parts"].take();
+        let of_run = parts.as_array().unwrap()[(RUN * run) as usize..][..RUN as usize].iter();
+        of_run.map(|part| part["placement"]["cause"].as_str().unwrap_or_default().to_owned()).collect()
+    };
+    let speculation = || shown(&daemon, &memory)["speculation"].take();
+    pin_run(0);
+    until("a part is brought unasked", || causes(0).contains(&"speculation".to_owned()));
+    (1..10).for_each(pin_run);
+    let told = speculation();
+    assert_eq!(told["off"], true, "{told}");
+    let [useful, wasted] =
+        ["useful_bytes", "wasted_bytes"].map(|key| told[key].as_u64().expect("a number of bytes"));
+    assert!(wasted * 100 > 15 * (useful + wasted), "{told}");
+    let counted =
+        format!("vramd_speculation_io_bytes_total{{vramd_speculation_outcome=\"wasted\"}} {wasted}");
+    until("the bytes are counted", || daemon.metrics().lines().any(|line| line == counted));
+
+    // No further part is brought, although the order goes on.
+    pin_run(10);
+    drop(memory.pin_parts(RUN * 10 + 4..RUN * 10 + 5, Access::Read).unwrap());
+    assert!(!causes(10).contains(&"speculation".to_owned()), "{:?}", causes(10));
+    assert_eq!(speculation(), told);
+    // On the device, whatever a use gains.
+    memory.advise(Advice::SetLocation(Tier::Device)).unwrap();
+    memory.advise(Advice::SetPattern(AccessPattern::Sequential)).unwrap();
+    assert_eq!(speculation(), Value::Null);
+    pin_run(11);
+    until("a part is brought unasked", || causes(11).contains(&"speculation".to_owned()));
 }
 
 #[test]
