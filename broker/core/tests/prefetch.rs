@@ -10,7 +10,7 @@ use crate::world::{
 };
 use broker_core::{
     AllocationSpec, Cause, ClientFrame, ClientRequest, Deferral, Notice, OperatorRequest, PartRef,
-    PrefetchEnd, PrefetchPhase, PrefetchSpec, PrefetchState, StoredQuotas, Tier,
+    PrefetchEnd, PrefetchPhase, PrefetchSpec, PrefetchState, Refusal, StoredQuotas, Tier,
 };
 use vramd_types::{Bytes, Reason};
 
@@ -595,4 +595,67 @@ fn lost_content_and_a_driver_without_memory_refuse_it() {
         world.run_until_idle();
         assert_eq!((answer(&world, a, 1), world.read(a, wanted)), (Some(&None), 1));
     }
+}
+
+/// As `limits.rs` says.
+const REQUESTS_OF_SESSION: u64 = 4096;
+const REQUESTS_OF_TENANT: u64 = 16_384;
+
+/// Five sessions of a tenant make 100,000 requests that find no room.
+#[test]
+fn flood_of_one_tenant_ends_at_its_limits_and_others_are_served() {
+    const REQUESTS: u64 = 20_000;
+    let mut world = tiers(8, 64);
+    let flooding: Vec<_> = (0..5).map(|_| world.open_pinning("a")).collect();
+    let [b, c] = ["b", "c"].map(|tenant| world.open_pinning(tenant));
+    let large: Vec<_> = flooding.iter().map(|a| below(&mut world, *a, 8, 1)).collect();
+    let wanted = below(&mut world, b, 4, 2);
+    let held = one(&mut world, c, 4, 3);
+    world.pin(c, held);
+    let send = |world: &mut World, client: Client, frame| {
+        world.unchecked_event(broker_core::Event::Frame { channel: client.channel, frame });
+    };
+    for (client, part) in flooding.iter().zip(&large) {
+        for number in 1..=REQUESTS {
+            send(&mut world, *client, ClientFrame::Prefetch { number, spec: all_of(&[*part]) });
+        }
+    }
+    let is_refused = |state: &PrefetchState, limit: u64| match state {
+        PrefetchState::Refused(Refusal::QueueFull { limit: told }) => u64::try_from(*told) == Ok(limit),
+        _ => false,
+    };
+    for (at, client) in flooding.iter().enumerate() {
+        let (taken, limit) = match at {
+            0..=3 => (REQUESTS_OF_SESSION, REQUESTS_OF_SESSION),
+            _ => (0, REQUESTS_OF_TENANT),
+        };
+        for number in 1..=REQUESTS {
+            let state = last(&world, *client, number);
+            let is_taken = matches!(state, PrefetchState::Deferred(_));
+            assert_eq!(is_taken, number <= taken, "{at} {number}: {state:?}");
+            assert!(is_taken || is_refused(state, limit), "{at} {number}: {state:?}");
+        }
+    }
+    assert_eq!(world.broker.prefetches().len() as u64, REQUESTS_OF_TENANT);
+    assert_eq!(world.charged(), Bytes::mib(4), "nothing is reserved for them");
+
+    ask(&mut world, b, 1, all_of(&[wanted]));
+    world.run_until_idle();
+    assert_eq!(last(&world, b, 1), &in_time());
+
+    for client in &flooding {
+        for number in 1..=REQUESTS {
+            send(&mut world, *client, ClientFrame::PrefetchCancelled { number });
+        }
+    }
+    assert_eq!(world.broker.prefetches().len(), 1, "that of the other tenant");
+    // Every place is free again.
+    world.end_process(b);
+    ask(&mut world, flooding[4], REQUESTS + 1, all_of(&large[4..]));
+    assert_eq!(told(&world, flooding[4], REQUESTS + 1), [PrefetchState::Deferred(Deferral::Room)]);
+    world.unpin(c, held);
+    world.end_process(c);
+    assert_eq!(last(&world, flooding[4], REQUESTS + 1), &in_time());
+    flooding.into_iter().for_each(|client| world.end_process(client));
+    assert_eq!((world.charged(), world.charged_in_host()), (Bytes::ZERO, Bytes::ZERO));
 }
