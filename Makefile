@@ -1,5 +1,5 @@
 # Every job has a target here. Needs Rust and Python 3.11 or later; the targets fetch all else into .tools/ and .demo/.
-.PHONY: help demo stack book test soak gpu gpu-bundle packages dist verify fix prose errors-md invariants-md metrics-md protocol-md config-md cli-md proto-baseline
+.PHONY: help demo stack book test soak gpu gpu-bundle packages dist verify fix prose errors-md invariants-md metrics-md protocol-md config-md cli-md dashboards dashboard-pictures proto-baseline
 
 # In the order of their dependencies.
 PACKAGES = vramd-types vramd-proto vramd-words broker-core broker-platform broker-replay vramd-client vramctl
@@ -8,7 +8,7 @@ PACKAGES = vramd-types vramd-proto vramd-words broker-core broker-platform broke
 TEST_THREADS ?= $(shell echo $$((2 * $$(nproc))))
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: ## run the whole path with a real model; FILE=/path/to/any/file uses that file instead
 	python3 tests/demo/demo.py $(if $(FILE),--file '$(FILE)')
@@ -75,6 +75,15 @@ config-md: ## write docs/reference/configuration.md from the example configurati
 
 cli-md: ## write docs/reference/cli.md from the command lines
 	cargo run --quiet -p vramd-tests --bin cli-md
+
+dashboards: ## write the Grafana dashboards, the rules of Prometheus and docs/operations/dashboards.md from their registry
+	cargo run --quiet -p vramd-tests --bin dashboards
+
+dashboard-pictures: ## draw the pictures of the dashboards from a node under load, as root; SECONDS=120
+	tests/dev/install-tools pictures
+	cargo build --quiet -p vramd -p vramd-tests --bins
+	target/debug/dashboards record target/dashboards.json $(or $(SECONDS),120)
+	.tools/pictures-venv/bin/python tests/dev/dashboards/pictures target/dashboards.json docs/operations/pictures
 
 proto-baseline: ## make the present protocol the one that later changes must not break
 	tests/dev/install-tools

@@ -38,15 +38,15 @@ fn text() -> String {
 fn tables(page: &mut String) -> std::fmt::Result {
     writeln!(
         page,
-        "| OpenTelemetry | Prometheus | Kind | Unit | Attributes | Meaning |\n|---|---|---|---|---|---|"
+        "| OpenTelemetry | Prometheus | Kind | Unit | Attributes | Meaning | When it moves |\n|---|---|---|---|---|---|---|"
     )?;
     for metric in ALL {
-        let Definition { name, kind, unit, meaning, attributes, .. } = metric;
+        let Definition { name, kind, unit, meaning, action, attributes, .. } = metric;
         let attributes: Vec<_> = attributes.iter().map(|attribute| format!("`{attribute}`")).collect();
         let (prometheus, attributes) = (metric.prometheus_name(), attributes.join(", "));
         writeln!(
             page,
-            "| `{name}` | `{prometheus}` | {} | `{unit}` | {attributes} | {meaning} |",
+            "| `{name}` | `{prometheus}` | {} | `{unit}` | {attributes} | {meaning} | {action} |",
             kind.name()
         )?;
     }

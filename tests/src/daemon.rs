@@ -3,6 +3,7 @@
 use std::{
     env,
     fs::{self, File, Permissions},
+    net::SocketAddr,
     os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
@@ -154,12 +155,17 @@ impl Daemon {
     /// The daemon's metrics, if the configuration has it serve them.
     #[track_caller]
     pub fn metrics(&self) -> String {
-        let address = eventually("the daemon says where its metrics are", || {
+        http::get(self.metrics_address(), "/metrics").body
+    }
+
+    /// Where the daemon serves its metrics, by its log.
+    #[track_caller]
+    pub fn metrics_address(&self) -> SocketAddr {
+        eventually("the daemon says where its metrics are", || {
             let log = self.log();
             let line = log.lines().rfind(|line| line.contains("metrics served"))?;
             line.split_once("address=")?.1.split_whitespace().next()?.parse().ok()
-        });
-        http::get(address, "/metrics").body
+        })
     }
 
     /// Waits until nothing is allocated, charged or in flight.

@@ -19,9 +19,13 @@ pub struct Answer {
 
 /// Sends a GET request, and closes the connection after the answer.
 pub fn try_get(server: SocketAddr, path: &str) -> io::Result<Answer> {
+    try_get_accepting(server, path, "*/*")
+}
+
+fn try_get_accepting(server: SocketAddr, path: &str, accepted: &str) -> io::Result<Answer> {
     let mut stream = TcpStream::connect_timeout(&server, PATIENCE)?;
     stream.set_read_timeout(Some(PATIENCE))?;
-    write!(stream, "GET {path} HTTP/1.0\r\nHost: {server}\r\n\r\n")?;
+    write!(stream, "GET {path} HTTP/1.0\r\nHost: {server}\r\nAccept: {accepted}\r\n\r\n")?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer)?;
     let parsed = answer.split_once("\r\n\r\n").and_then(|(head, body)| {
@@ -34,6 +38,12 @@ pub fn try_get(server: SocketAddr, path: &str) -> io::Result<Answer> {
 #[track_caller]
 pub fn get(server: SocketAddr, path: &str) -> Answer {
     try_get(server, path).unwrap_or_else(|why| panic!("GET http://{server}{path}: {why}"))
+}
+
+/// The same, with the media types that the client accepts.
+#[track_caller]
+pub fn get_accepting(server: SocketAddr, path: &str, accepted: &str) -> Answer {
+    try_get_accepting(server, path, accepted).unwrap_or_else(|why| panic!("GET http://{server}{path}: {why}"))
 }
 
 /// The JSON answer of an API.

@@ -110,6 +110,12 @@ impl Probe {
         serde_json::from_str(&line).unwrap_or_else(|_| panic!("the probe said `{line}` to `{command}`"))
     }
 
+    /// Whether the process has ended by itself.
+    #[track_caller]
+    pub fn check_ended(&mut self) -> bool {
+        self.child.try_wait().expect("a child can be asked").is_some()
+    }
+
     pub fn signal(&self, signal: Signal) {
         kill_process(Pid::from_child(&self.child), signal).expect("the probe can be signalled");
     }

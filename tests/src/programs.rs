@@ -17,7 +17,7 @@ pub fn repository() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("this crate lies in a folder of the repository")
 }
 
-/// A program of the workspace: `vramd`, `vramctl`, `probe` or `victim`.
+/// A program of the workspace: `vramd`, `vramctl`, or one of the tests.
 pub fn program(name: &str) -> PathBuf {
     let folder = folder();
     let path = folder.join(name);
@@ -57,6 +57,8 @@ fn build(folder: &Path) -> Result<(), String> {
         "probe",
         "--bin",
         "victim",
+        "--bin",
+        "dashboards",
         "--bin",
         "guide-rust",
         "--bin",

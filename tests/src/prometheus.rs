@@ -1,16 +1,42 @@
-//! Prometheus's own scraper, receiver and query engine (`tests/dev/go/prometheus`), and the series that they have.
+//! Prometheus's own scraper, receiver and query engine (`tests/dev/go/prometheus`), and the series that they have; for
+//! rules, the whole server of the Debian archive.
 
 use std::{
+    fmt::Write as _,
     fs::{self, File},
     io::Write as _,
     net::SocketAddr,
+    path::{Path, PathBuf},
     process::{Child, Command, Stdio},
-    time::Duration,
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
+use anyhow::{Context as _, Result, bail};
+use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::{http, tools::tool, wait::eventually};
+
+/// Our program around Prometheus's packages, which knows no rules.
+const ENGINE: &str = "bin/prometheus";
+/// The whole server, which receives no OTLP.
+const SERVER: &str = "bin/prometheus-server";
+
+/// A time that a query covers, in seconds since 1970, with a value each second.
+#[derive(Clone, Copy, Debug)]
+pub struct Span {
+    pub start: f64,
+    pub end: f64,
+}
+
+impl Span {
+    /// The last seconds.
+    pub fn last(seconds: f64) -> Self {
+        let since = SystemTime::now().duration_since(UNIX_EPOCH);
+        let end = since.expect("the clock is set").as_secs_f64();
+        Self { start: end - seconds, end }
+    }
+}
 
 #[derive(Debug)]
 pub struct Prometheus {
@@ -23,31 +49,42 @@ impl Prometheus {
     /// Scrapes these addresses every second.
     #[track_caller]
     pub fn scraping(targets: &[SocketAddr]) -> Self {
-        let targets: Vec<_> = targets.iter().map(|target| format!("\"{target}\"")).collect();
-        Self::start(&format!(
-            "global:\n  scrape_interval: 1s\nscrape_configs:\n  - job_name: vramd\n    static_configs:\n      - targets: [{}]\n",
-            targets.join(", ")
-        ))
+        Self::start(ENGINE, &format!("global:\n  scrape_interval: 1s\n{}", scrape_config(targets)))
+    }
+
+    /// Scrapes these addresses every three seconds, and evaluates the rules of these files as often. A loaded daemon
+    /// without optimization takes a second for a scrape.
+    #[track_caller]
+    pub fn ruled(targets: &[SocketAddr], rules: &[&Path]) -> Self {
+        let mut config =
+            "global:\n  scrape_interval: 3s\n  scrape_timeout: 3s\n  evaluation_interval: 3s\nrule_files:\n"
+                .to_owned();
+        for file in rules {
+            writeln!(config, "  - {}", file.display()).expect("a String takes everything");
+        }
+        Self::start(SERVER, &(config + &scrape_config(targets)))
     }
 
     /// Receives OTLP over HTTP, at [`Self::otlp_endpoint`].
     #[track_caller]
     pub fn receiving() -> Self {
-        Self::start("otlp:\n  promote_resource_attributes: [service.name, service.instance.id]\n")
+        Self::start(ENGINE, "otlp:\n  promote_resource_attributes: [service.name, service.instance.id]\n")
     }
 
     #[track_caller]
-    fn start(config: &str) -> Self {
+    fn start(program: &str, config: &str) -> Self {
+        let exemplars = (program == SERVER).then_some("--enable-feature=exemplar-storage");
         let folder =
             tempfile::Builder::new().prefix("vramd-prometheus-").tempdir().expect("/tmp is writable");
         let file = folder.path().join("prometheus.yml");
         fs::write(&file, config).expect("the folder is ours");
         let log = File::create(folder.path().join("log")).expect("the folder is ours");
         let address = http::free_address();
-        let child = Command::new(tool("bin/prometheus"))
+        let child = Command::new(tool(program))
             .arg(format!("--config.file={}", file.display()))
             .arg(format!("--storage.tsdb.path={}", folder.path().join("data").display()))
             .arg(format!("--web.listen-address={address}"))
+            .args(exemplars)
             .stdin(Stdio::null())
             .stdout(log.try_clone().expect("a file can be shared"))
             .stderr(log)
@@ -83,6 +120,40 @@ impl Prometheus {
         assert!(found.is_some(), "{expression} is {seen:?} and not {value}\n{}", self.log());
     }
 
+    /// The series of an expression over a time: each has the labels `metric` and the pairs `values`. An error is what
+    /// Prometheus says about the expression.
+    pub fn range(&self, expression: &str, span: &Span) -> Result<Vec<Value>> {
+        let Span { start, end } = span;
+        let expression = percent_encoded(expression);
+        let path = format!("/api/v1/query_range?query={expression}&start={start}&end={end}&step=1");
+        let answer = self.ask(&path)?;
+        Ok(answer["result"].as_array().cloned().unwrap_or_default())
+    }
+
+    /// The stored exemplars of an expression, by series.
+    pub fn exemplars(&self, expression: &str) -> Result<Vec<Value>> {
+        let Span { start, end } = Span::last(600.0);
+        let expression = percent_encoded(expression);
+        let found =
+            self.ask(&format!("/api/v1/query_exemplars?query={expression}&start={start}&end={end}"))?;
+        Ok(found.as_array().cloned().unwrap_or_default())
+    }
+
+    /// The groups of rules, with what each evaluation said.
+    pub fn rule_groups(&self) -> Result<Vec<Value>> {
+        let answer = self.ask("/api/v1/rules")?;
+        Ok(answer["groups"].as_array().cloned().unwrap_or_default())
+    }
+
+    fn ask(&self, path: &str) -> Result<Value> {
+        let answer = http::try_get(self.address, path)?;
+        let mut said: Value = serde_json::from_str(&answer.body).with_context(|| answer.body.clone())?;
+        if said["status"] != "success" {
+            bail!("Prometheus: {}", said["error"]);
+        }
+        Ok(said["data"].take())
+    }
+
     fn log(&self) -> String {
         fs::read_to_string(self.folder.path().join("log")).unwrap_or_default()
     }
@@ -105,6 +176,31 @@ pub fn query(server: SocketAddr, expression: &str, label: &str) -> Vec<(String, 
         Some((series["metric"][label].as_str().unwrap_or_default().to_owned(), value))
     };
     series.iter().filter_map(of).collect()
+}
+
+fn scrape_config(targets: &[SocketAddr]) -> String {
+    let targets: Vec<_> = targets.iter().map(|target| format!("\"{target}\"")).collect();
+    let targets = targets.join(", ");
+    format!("scrape_configs:\n  - job_name: vramd\n    static_configs:\n      - targets: [{targets}]\n")
+}
+
+/// Checks files of rules. An error is what `promtool` says.
+pub fn check_rules(files: &[PathBuf]) -> Result<()> {
+    promtool("check", files)
+}
+
+/// Runs files of tests of rules. An error is what `promtool` says.
+pub fn test_rules(files: &[PathBuf]) -> Result<()> {
+    promtool("test", files)
+}
+
+fn promtool(action: &str, files: &[PathBuf]) -> Result<()> {
+    let output = Command::new(tool("bin/promtool")).args([action, "rules"]).args(files).output()?;
+    if !output.status.success() {
+        let said = [output.stdout, output.stderr].map(|said| String::from_utf8_lossy(&said).into_owned());
+        bail!("promtool {action} rules: {}\n{}", output.status, said.concat());
+    }
+    Ok(())
 }
 
 /// The report of Prometheus's linter on a scrape: empty if it is good.

@@ -137,9 +137,13 @@ impl Call {
 
     fn end(&mut self, code: Code, reason: Option<Reason>) {
         self.ended = true;
-        self.shared.metrics.calls.record(self.method, code, self.began.elapsed());
+        let took = self.began.elapsed();
+        self.shared.metrics.calls.record(self.method, code, took);
         let Some(context) = &self.span else { return };
         let span = context.span();
+        let values = ["grpc", &self.method.name, StatusCode::NAMES[code as usize]];
+        let exemplars = &self.shared.metrics.exemplars;
+        exemplars.record(&metrics::RPC_DURATION, &values, took.as_secs_f64(), span.span_context());
         span.set_attribute(KeyValue::new(metrics::RPC_CODE, StatusCode::NAMES[code as usize]));
         if let Some(reason) = reason {
             span.set_attribute(KeyValue::new(metrics::REFUSAL_REASON, reason.name()));

@@ -12,6 +12,7 @@ use opentelemetry::{
     KeyValue,
     metrics::{Histogram, Meter},
 };
+use vramd_types::SessionId;
 
 use super::{
     ended_move::{EndedMove, MoveKind},
@@ -48,14 +49,22 @@ impl NamedTenants {
         Self { most: (series_max / PIN_SERIES_PER_TENANT).saturating_sub(1), names: Mutex::default() }
     }
 
-    fn attribute(&self, tenant: &Arc<str>) -> KeyValue {
+    fn series_name(&self, tenant: &Arc<str>) -> Arc<str> {
         let mut names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
         let is_named = names.contains(tenant) || names.len() < self.most && names.insert(Arc::clone(tenant));
-        match is_named {
-            true => KeyValue::new(metrics::TENANT, Arc::clone(tenant)),
-            false => KeyValue::new(metrics::TENANT, metrics::OTHER_TENANTS),
-        }
+        if is_named { Arc::clone(tenant) } else { metrics::OTHER_TENANTS.into() }
     }
+}
+
+/// A recorded wait of a pin call, whose span may become an exemplar.
+#[derive(Debug)]
+pub(super) struct PinWait {
+    pub(super) session: SessionId,
+    pub(super) call: u64,
+    /// The name of the tenant's series.
+    pub(super) tenant: Arc<str>,
+    pub(super) outcome: &'static str,
+    pub(super) seconds: f64,
 }
 
 impl Histograms {
@@ -84,8 +93,13 @@ impl Histograms {
         self.move_bytes.record(ended.bytes.get(), &attributes);
     }
 
-    /// Records a wait, or the lead of a prefetch, if the notice ends one. `since` returns the time that has passed since a moment.
-    pub(super) fn record_wait(&self, notice: &Notice, since: impl FnOnce(Time) -> Duration) {
+    /// Records a wait, or the lead of a prefetch, if the notice ends one, and returns the wait of a pin call. `since`
+    /// returns the time that has passed since a moment.
+    pub(super) fn record_wait(
+        &self,
+        notice: &Notice,
+        since: impl FnOnce(Time) -> Duration,
+    ) -> Option<PinWait> {
         match notice {
             Notice::WaitEnded { waiter, since: began, end } => {
                 let kind = match waiter {
@@ -95,13 +109,18 @@ impl Histograms {
                 let attributes = [KeyValue::new(metrics::WAIT_KIND, kind), outcome(*end)];
                 self.wait_seconds.record(since(*began).as_secs_f64(), &attributes);
             }
-            Notice::PinWaited { tenant, since: began, end, .. } => {
-                let attributes = [self.pin_tenants.attribute(tenant), outcome(*end)];
-                self.pin_seconds.record(since(*began).as_secs_f64(), &attributes);
+            Notice::PinWaited { tenant, session, call, since: began, end } => {
+                let tenant = self.pin_tenants.series_name(tenant);
+                let seconds = since(*began).as_secs_f64();
+                let attributes = [KeyValue::new(metrics::TENANT, Arc::clone(&tenant)), outcome(*end)];
+                self.pin_seconds.record(seconds, &attributes);
+                let outcome = outcome_name(*end);
+                return Some(PinWait { session: *session, call: *call, tenant, outcome, seconds });
             }
             Notice::PrefetchUsed { lead, .. } => self.lead_seconds.record(lead.as_secs_f64(), &[]),
             _ => {}
         }
+        None
     }
 }
 
@@ -129,8 +148,10 @@ mod tests {
     #[test]
     fn tenants_beyond_the_bound_are_other() {
         let tenants = NamedTenants::new(3 * PIN_SERIES_PER_TENANT);
-        let names: Vec<_> = ["a", "b", "c", "d", "a"].map(|name| tenants.attribute(&name.into())).into();
-        let names: Vec<_> = names.iter().map(|it| it.value.as_str().into_owned()).collect();
-        assert_eq!(names, ["a", "b", metrics::OTHER_TENANTS, metrics::OTHER_TENANTS, "a"]);
+        let names = ["a", "b", "c", "d", "a"].map(|name| tenants.series_name(&name.into()));
+        assert_eq!(
+            names.each_ref().map(|name| &**name),
+            ["a", "b", metrics::OTHER_TENANTS, metrics::OTHER_TENANTS, "a"]
+        );
     }
 }

@@ -9,7 +9,10 @@ use std::{collections::VecDeque, sync::Arc, time::Duration};
 use axum::{
     Router,
     extract::State,
-    http::{StatusCode, header::CONTENT_TYPE},
+    http::{
+        HeaderMap, StatusCode,
+        header::{ACCEPT, CONTENT_TYPE},
+    },
     response::{IntoResponse, Response},
     routing::get,
 };
@@ -30,6 +33,7 @@ use super::{
     Shared,
     export_queue::stopped,
     figures::Snapshot,
+    openmetrics,
     page::{self, WebPage},
 };
 use crate::{reactor::Inbox, socket_keeper::Unreachable};
@@ -131,15 +135,25 @@ impl HttpState {
     }
 }
 
-async fn metrics(State(state): State<HttpState>) -> Response {
+/// Answers in the format OpenMetrics if the scraper accepts it, as Prometheus does, else in the older text format.
+async fn metrics(State(state): State<HttpState>, headers: HeaderMap) -> Response {
     let Ok(_place) = state.scrapes.take().await else {
         return unavailable("the daemon is stopping");
     };
     let Some(snapshot) = state.read(Snapshot::of).await else {
         return unavailable("the daemon is stopping, or does not answer");
     };
-    match state.shared.metrics.prometheus_text(snapshot) {
-        Ok(text) => ([(CONTENT_TYPE, prometheus::TEXT_FORMAT)], text).into_response(),
+    let accepted = headers.get_all(ACCEPT).iter().filter_map(|value| value.to_str().ok());
+    let metrics = &state.shared.metrics;
+    let answer = if accepted.into_iter().any(|value| value.contains(openmetrics::MEDIA_TYPE)) {
+        let text = metrics.openmetrics_text(snapshot);
+        text.map(|text| (openmetrics::CONTENT_TYPE, text)).map_err(|error| error.to_string())
+    } else {
+        let text = metrics.prometheus_text(snapshot);
+        text.map(|text| (prometheus::TEXT_FORMAT, text)).map_err(|error| error.to_string())
+    };
+    match answer {
+        Ok((format, text)) => ([(CONTENT_TYPE, format)], text).into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response(),
     }
 }

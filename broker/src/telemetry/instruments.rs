@@ -30,10 +30,12 @@ use super::{
     call_durations::CallDurations,
     counters::Counters,
     ended_move::MoveKind,
+    exemplars::Exemplars,
     figures::{Figures, NamedTenants, Snapshot, series_per_tenant},
     histograms::Histograms,
     metrics::{self, Definition, MetricKind},
     move_counters::MoveCounters,
+    openmetrics,
     pressure_counters::PressureCounters,
     series,
     tenant_counters::TenantCounters,
@@ -52,6 +54,7 @@ pub(super) struct Instruments {
     pub(super) calls: CallDurations,
     pub(super) revocations: Histogram<f64>,
     pub(super) histograms: Histograms,
+    pub(super) exemplars: Exemplars,
 }
 
 /// The sources that instruments read at a collection.
@@ -122,7 +125,18 @@ impl Instruments {
         let revocations = histogram(&meter, &metrics::REVOCATION_DURATION);
         let histograms = Histograms::new(&meter, series_max);
         let named_tenants = Mutex::new(NamedTenants::new(series_max));
-        Ok(Self { provider, prometheus, reader, sources, named_tenants, calls, revocations, histograms })
+        let exemplars = Exemplars::default();
+        Ok(Self {
+            provider,
+            prometheus,
+            reader,
+            sources,
+            named_tenants,
+            calls,
+            revocations,
+            histograms,
+            exemplars,
+        })
     }
 
     /// The counters of moves.
@@ -144,6 +158,12 @@ impl Instruments {
     pub(super) fn prometheus_text(&self, snapshot: Snapshot) -> Result<String, prometheus::Error> {
         self.refresh(snapshot);
         TextEncoder::new().encode_to_string(&self.prometheus.gather())
+    }
+
+    /// Collects all metrics in the format OpenMetrics, with exemplars.
+    pub(super) fn openmetrics_text(&self, snapshot: Snapshot) -> Result<String, std::fmt::Error> {
+        self.refresh(snapshot);
+        openmetrics::text(&self.prometheus.gather(), &self.exemplars)
     }
 
     /// Collects all metrics as OTLP data.

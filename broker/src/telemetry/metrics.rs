@@ -38,6 +38,8 @@ pub struct Definition {
     pub kind: MetricKind,
     pub unit: &'static str,
     pub meaning: &'static str,
+    /// One or two sentences for operators: what to do when the value moves. Links are relative to `docs/reference`.
+    pub action: &'static str,
     pub attributes: &'static [&'static str],
     /// Upper bounds of the buckets; empty unless the metric is a histogram.
     pub boundaries: &'static [f64],
@@ -67,8 +69,21 @@ const BYTES_MIGRATION: &[f64] = &[
     1_073_741_824.0,
 ];
 
-const fn bytes(name: &'static str, attributes: &'static [&'static str], meaning: &'static str) -> Definition {
-    Definition { name, kind: MetricKind::UpDownCounter, unit: "By", meaning, attributes, boundaries: &[] }
+const fn bytes(
+    name: &'static str,
+    attributes: &'static [&'static str],
+    meaning: &'static str,
+    action: &'static str,
+) -> Definition {
+    Definition {
+        name,
+        kind: MetricKind::UpDownCounter,
+        unit: "By",
+        meaning,
+        action,
+        attributes,
+        boundaries: &[],
+    }
 }
 
 const fn count(
@@ -77,30 +92,35 @@ const fn count(
     unit: &'static str,
     attributes: &'static [&'static str],
     meaning: &'static str,
+    action: &'static str,
 ) -> Definition {
-    Definition { name, kind, unit, meaning, attributes, boundaries: &[] }
+    Definition { name, kind, unit, meaning, action, attributes, boundaries: &[] }
 }
 
 pub const QUOTA_USAGE: Definition = bytes(
     "vramd.quota.usage",
     &[TENANT, HW_ID, TIER, MEMORY_STATE],
     "Bytes that a tenant is charged for in a place, by state. The states add up to the tenant's charge.",
+    "Near the limit the tenant is soon refused: raise the limit, or have its programs free memory ([refusals](../operations/runbook.md#a-request-is-refused)).",
 );
 pub const QUOTA_GUARANTEE: Definition = bytes(
     "vramd.quota.guarantee",
     &[TENANT, HW_ID, TIER],
     "Bytes that a tenant is guaranteed in a place, whether it uses them or not.",
+    "It moves when an operator sets a quota. Lower guarantees that their tenants do not use: other tenants wait for that room.",
 );
 pub const QUOTA_LIMIT: Definition = bytes(
     "vramd.quota.limit",
     &[TENANT, HW_ID, TIER],
     "The largest charge that a tenant may have in a place. Only tenants with a quota or a charge are shown.",
+    "It moves when an operator sets a quota. `vramctl watch --kind quota` shows each change.",
 );
 pub const OVERSUBSCRIPTION: Definition = Definition {
     name: "vramd.memory.oversubscription",
     kind: MetricKind::Gauge,
     unit: "1",
     meaning: "All tenants' `clean` and `dirty` bytes on a device and in the tiers below it, divided by the device's capacity. A part that moves counts in both tiers.",
+    action: "If it grows and pins wait longer, give the device fewer tenants, or programs that run in turns ([sizing](../operations/sizing.md)).",
     attributes: &[HW_ID, HW_NAME],
     boundaries: &[],
 };
@@ -108,26 +128,31 @@ pub const MEMORY_USAGE: Definition = bytes(
     "vramd.memory.usage",
     &[HW_ID, HW_NAME, TIER, MEMORY_STATE],
     "Bytes of a device, or of a tier below it, that are in use, by state.",
+    "See the runbook if `unbrokered` grows ([other programs](../operations/runbook.md#other-programs-take-memory)) or `unreturned` stays ([unreturned memory](../operations/runbook.md#memory-stays-unreturned)).",
 );
 pub const MEMORY_LIMIT: Definition = bytes(
     "vramd.memory.limit",
     &[HW_ID, HW_NAME, TIER],
     "The size of the device, and of each tier below it.",
+    "It moves only at a start. A device that is missing then has failed: look at `dmesg`, and at `memory.devices`.",
 );
 pub const MEMORY_CAPACITY: Definition = bytes(
     "vramd.memory.capacity",
     &[HW_ID, HW_NAME, TIER],
     "Bytes that the daemon may hand out: its share of the device less margin, contexts and unbrokered memory; of a tier below, at most the size that operators set.",
+    "If it falls, other programs have taken as much of the device: [find them](../operations/runbook.md#other-programs-take-memory).",
 );
 pub const MEMORY_COMMITTED: Definition = bytes(
     "vramd.memory.committed",
     &[HW_ID, HW_NAME, TIER],
     "Bytes of the capacity that are guaranteed or charged: the sum over tenants of the larger of the two.",
+    "Near the capacity no guarantee can be added, and tenants above theirs lose room: lower a guarantee, or add a device.",
 );
 pub const MEMORY_SHORTFALL: Definition = bytes(
     "vramd.memory.shortfall",
     &[HW_ID, HW_NAME, TIER],
     "Bytes by which `vramd.memory.committed` exceeds the capacity.",
+    "Above 0, tenants hold more than remains: end the programs that took the memory ([other programs](../operations/runbook.md#other-programs-take-memory)).",
 );
 pub const PRESSURE: Definition = count(
     MetricKind::Gauge,
@@ -135,6 +160,7 @@ pub const PRESSURE: Definition = count(
     "{level}",
     &[HW_ID, HW_NAME, TIER],
     "The pressure level of a device or of a tier below it: 0 is normal, 1 elevated, 2 high, 3 critical.",
+    "If it stays at 2 or 3, find what is cold and does not leave ([full devices](../operations/runbook.md#a-device-stays-at-high-or-critical)).",
 );
 pub const PRESSURE_BATCH_FACTOR: Definition = count(
     MetricKind::Gauge,
@@ -142,6 +168,7 @@ pub const PRESSURE_BATCH_FACTOR: Definition = count(
     "1",
     &[HW_ID, HW_NAME, TIER],
     "The factor that the daemon last sent to clients, by which they should scale the size of their batches. Above 1 there is room, below 1 room is scarce.",
+    "Below 1, programs that follow it make smaller batches. If they become too slow, move a tenant to another device.",
 );
 pub const PRESSURE_FULL_IN: Definition = count(
     MetricKind::Gauge,
@@ -149,6 +176,7 @@ pub const PRESSURE_FULL_IN: Definition = count(
     "s",
     &[HW_ID, HW_NAME, TIER],
     "The forecast that the daemon last sent to clients: time until the place is full at its present rate. Absent if it does not fill, or not within 5 minutes.",
+    "Have a tenant free memory, or move one away, before the time is over: requests are refused afterwards.",
 );
 pub const PRESSURE_THRESHOLD: Definition = count(
     MetricKind::Gauge,
@@ -156,6 +184,7 @@ pub const PRESSURE_THRESHOLD: Definition = count(
     "1",
     &[PRESSURE_LEVEL],
     "The fill at which a device, or a tier below it, enters a level. Operators may change it while the daemon runs.",
+    "It moves when an operator changes it. `vramctl settings show` says since when; a restart brings the configuration back.",
 );
 pub const PRESSURE_FALL: Definition = count(
     MetricKind::Gauge,
@@ -163,6 +192,7 @@ pub const PRESSURE_FALL: Definition = count(
     "1",
     &[],
     "How far the fill must fall below the threshold of a level before the daemon leaves that level.",
+    "It moves when an operator changes it. Raise it if `vramd.pressure.changes` grows quickly.",
 );
 pub const PRESSURE_EVICT_TO: Definition = count(
     MetricKind::Gauge,
@@ -170,6 +200,7 @@ pub const PRESSURE_EVICT_TO: Definition = count(
     "1",
     &[],
     "The fill down to which the daemon evicts cold parts from a device or from host memory, because of pressure.",
+    "It moves when an operator changes it. Lower it to make more room at once, at the price of more copies.",
 );
 pub const PRESSURE_COLD_AFTER: Definition = count(
     MetricKind::Gauge,
@@ -177,6 +208,7 @@ pub const PRESSURE_COLD_AFTER: Definition = count(
     "s",
     &[],
     "Time without use after which a part is cold. With 0 no part is cold, and pressure releases cached memory only.",
+    "It moves when an operator changes it. Raise it if parts that leave under pressure soon come back.",
 );
 pub const PRESSURE_CHANGES: Definition = count(
     MetricKind::Counter,
@@ -184,6 +216,7 @@ pub const PRESSURE_CHANGES: Definition = count(
     "{change}",
     &[HW_ID, HW_NAME, TIER, PRESSURE_LEVEL],
     "Times that a pressure level was entered, from above or below.",
+    "If it grows each minute, raise `fall_percent`, so that a level does not come and go ([pressure](../operations/pressure.md)).",
 );
 pub const MIGRATIONS: Definition = count(
     MetricKind::Counter,
@@ -191,6 +224,7 @@ pub const MIGRATIONS: Definition = count(
     "{part}",
     &[TENANT, HW_ID, MIGRATION_DIRECTION, MIGRATION_FROM, MIGRATION_TO, MIGRATION_CAUSE, MIGRATION_OUTCOME],
     "Parts whose migration or write-back ended, by outcome. When no series are left, new combinations are counted for the tenant `_other` from then on.",
+    "If `failed` grows, the log names the reason. If `stopped` grows, parts leave that programs use: raise `cold_after_ms`.",
 );
 pub const MIGRATION_IO: Definition = count(
     MetricKind::Counter,
@@ -198,6 +232,7 @@ pub const MIGRATION_IO: Definition = count(
     "By",
     &[TENANT, HW_ID, MIGRATION_DIRECTION, MIGRATION_FROM, MIGRATION_TO, MIGRATION_CAUSE, MIGRATION_OUTCOME],
     "The sizes of the parts in `vramd.migrations`. Only parts with the outcome `moved` were copied in full.",
+    "Much `demand` in both directions: the programs of one moment use more than the device ([what helps](../operations/runbook.md#memory-comes-and-goes)).",
 );
 pub const EVICTIONS: Definition = count(
     MetricKind::Counter,
@@ -205,6 +240,7 @@ pub const EVICTIONS: Definition = count(
     "{part}",
     &[MIGRATION_CAUSE, EVICTION_REASON],
     "Parts that were chosen to leave a device and began to. Parts that an operator moves are not chosen.",
+    "If `cold` grows and the parts come back, raise `cold_after_ms`. If the policy chooses badly, have owners advise.",
 );
 pub const MIGRATION_USED: Definition = count(
     MetricKind::Counter,
@@ -212,12 +248,14 @@ pub const MIGRATION_USED: Definition = count(
     "By",
     &[TENANT, HW_ID, MIGRATION_CAUSE],
     "Bytes of `vramd.migration.io` (`in`, `moved`) that the daemon sent to a client for mapping before they left again. The rest was fetched for nothing.",
+    "If it falls behind the fetched bytes, memory is fetched for nothing: [find the cause](../operations/runbook.md#memory-comes-and-goes).",
 );
 pub const MIGRATION_DURATION: Definition = Definition {
     name: "vramd.migration.duration",
     kind: MetricKind::Histogram,
     unit: "s",
     meaning: "Time from the reservation of memory in the other tier until the migration ended.",
+    action: "If it grows, compare the copies with the limit of their link ([slow copies](../operations/runbook.md#copies-are-slow)).",
     attributes: &[MIGRATION_DIRECTION, MIGRATION_FROM, MIGRATION_TO, MIGRATION_CAUSE, MIGRATION_OUTCOME],
     boundaries: SECONDS_MIGRATION,
 };
@@ -226,6 +264,7 @@ pub const MIGRATION_SIZE: Definition = Definition {
     kind: MetricKind::Histogram,
     unit: "By",
     meaning: "The size of the parts whose migration or write-back ended.",
+    action: "If most parts are small, copies do not reach the speed of the link: raise `memory.part_size`.",
     attributes: &[MIGRATION_DIRECTION, MIGRATION_FROM, MIGRATION_TO, MIGRATION_CAUSE, MIGRATION_OUTCOME],
     boundaries: BYTES_MIGRATION,
 };
@@ -235,6 +274,7 @@ pub const DRIVER_SIMULATED: Definition = count(
     "{driver}",
     &[],
     "1 if the daemon serves simulated memory, which is ordinary memory and no GPU's; 0 on a GPU.",
+    "1 on a node with a GPU: no program uses the GPU. Set `driver.kind` to `cuda`, and mend what it says.",
 );
 pub const LINK_LIMIT: Definition = count(
     MetricKind::Gauge,
@@ -242,6 +282,7 @@ pub const LINK_LIMIT: Definition = count(
     "By/s",
     &[LINK, LINK_WAY, HW_ID],
     "The speed of a link when one direction of one device has the link for itself, as measured when the daemon started.",
+    "Lower than that of other devices after a start: a bad slot or riser ([slow copies](../operations/runbook.md#copies-are-slow)).",
 );
 pub const LINK_SHARE: Definition = count(
     MetricKind::Gauge,
@@ -249,6 +290,7 @@ pub const LINK_SHARE: Definition = count(
     "1",
     &[COPY_CLASS],
     "The part of every link's speed that a class of copies gets at least while it has work, except that demand goes before prefetch. Operators may change it while the daemon runs.",
+    "It moves when an operator changes it. Raise the share of the class that waits ([links](../operations/links.md)).",
 );
 pub const LINK_IO: Definition = count(
     MetricKind::Counter,
@@ -256,6 +298,7 @@ pub const LINK_IO: Definition = count(
     "By",
     &[LINK_WAY, HW_ID, COPY_CLASS],
     "Bytes whose copy has begun in a direction. Its rate beside `vramd.link.limit` shows how busy a link is, and with which class.",
+    "Near the limit the link is the bottleneck: favour a class, or move less ([slow copies](../operations/runbook.md#copies-are-slow)).",
 );
 pub const DIGEST_IO: Definition = count(
     MetricKind::Counter,
@@ -263,31 +306,37 @@ pub const DIGEST_IO: Definition = count(
     "By",
     &[],
     "Bytes of disk extents and files that the daemon hashed, and read for that unless they were never written. Shares do not apply to it, and `vramd.link.io` does not include it.",
+    "It grows with seals, and with reads from disk and files. If other reads of that disk become slow, load files at another time.",
 );
 pub const IN_FILE: Definition = bytes(
     "vramd.in_file",
     &[TENANT, HW_ID],
     "Bytes of a tenant's file-backed memory that lie in their files alone, or return there from the device without a copy. They are charged to no tenant.",
+    "It grows with loaded files. Pins of these parts read the file system: if they are slow, look at its disk.",
 );
 pub const IN_PLACE: Definition = bytes(
     "vramd.in_place",
     &[TENANT, HW_ID],
     "Bytes of a tenant that lie in host memory with the advice *accessed by*: the device accesses them there, or would.",
+    "It grows with the advice *accessed by*. If its programs are slow, have the owner withdraw the advice ([in place](../operations/tiers.md#memory-accessed-in-place)).",
 );
 pub const FRAGMENTATION_INTERNAL: Definition = bytes(
     "vramd.fragmentation.internal",
     &[TENANT, HW_ID],
     "Bytes by which the parts of a tenant's allocations exceed the requested bytes, since parts are rounded up to 2 MiB. Each part counts once, for its allocation's device, wherever the part lies.",
+    "If it is much of the charge, have the programs put small blocks into one allocation ([fragmentation](../operations/fragmentation.md)).",
 );
 pub const FRAGMENTATION_EXTERNAL: Definition = bytes(
     "vramd.fragmentation.external",
     &[TIER, HW_ID, HOST_NODE, EXTENT_SIZE],
     "Bytes of `vramd.pool.usage` in sizes other than `memory.part_size`. No part of the ordinary size can use them.",
+    "If it grows, have programs use the ordinary part size ([fragmentation](../operations/fragmentation.md)).",
 );
 pub const POOL_USAGE: Definition = bytes(
     "vramd.pool.usage",
     &[TIER, HW_ID, HOST_NODE],
     "Bytes kept ready for future parts and used by none: cached memory of a device, and pinned free memory of the host.",
+    "If it stays high while requests are refused, its sizes do not fit them ([fragmentation](../operations/fragmentation.md)).",
 );
 pub const POOL_REBUILDS: Definition = count(
     MetricKind::Counter,
@@ -295,6 +344,7 @@ pub const POOL_REBUILDS: Definition = count(
     "{rebuild}",
     &[HOST_NODE],
     "Times that the daemon began to pin pieces of `memory.part_size` in place of other sizes, because a part needed such a piece and none was free.",
+    "If it grows each minute, programs ask for changing part sizes: have them use the ordinary one.",
 );
 pub const QUEUE_SIZE: Definition = count(
     MetricKind::UpDownCounter,
@@ -302,12 +352,14 @@ pub const QUEUE_SIZE: Definition = count(
     "{wait}",
     &[WAIT_KIND],
     "Waiters for room on devices: parts and batches that wait for room, or for their tenant to fall below its limit.",
+    "If the same waiters stay, follow the steps for [the line](../operations/runbook.md#the-line-does-not-move).",
 );
 pub const QUEUE_WAIT: Definition = Definition {
     name: "vramd.migration.queue.wait",
     kind: MetricKind::Histogram,
     unit: "s",
     meaning: "Time that waiters spent in the line. A part that was absent and found room at once waited 0 s.",
+    action: "If it grows while moves stay short, what could leave is pinned, held or guaranteed: [the line](../operations/runbook.md#the-line-does-not-move).",
     attributes: &[WAIT_KIND, WAIT_OUTCOME],
     boundaries: SECONDS_MIGRATION,
 };
@@ -316,6 +368,7 @@ pub const PIN_WAIT: Definition = Definition {
     kind: MetricKind::Histogram,
     unit: "s",
     meaning: "Time from a client's pin call until the whole pin set is mapped. Only pin sets with a part that was not on its device are counted. When no series are left, further tenants are counted for the tenant `_other`.",
+    action: "If it grows, programs slow down: [compare three other histograms](../operations/runbook.md#pins-take-long).",
     attributes: &[TENANT, WAIT_OUTCOME],
     boundaries: SECONDS_MIGRATION,
 };
@@ -325,12 +378,14 @@ pub const PREFETCHES: Definition = count(
     "{request}",
     &[PREFETCH_OUTCOME],
     "Prefetch requests that were ready or ended otherwise. A request that the daemon refused at once is not counted.",
+    "If `late` grows, have programs ask earlier; if `dropped` or `wasted` grows, have them ask for less ([moving](../guides/moving.md)).",
 );
 pub const PREFETCH_LEAD: Definition = Definition {
     name: "vramd.prefetch.lead",
     kind: MetricKind::Histogram,
     unit: "s",
     meaning: "Time that a prefetched part lay on its device, with all others of its request, until a session used it. 0 s if it was used before the request was ready.",
+    action: "Near 0, programs ask too late; many seconds, too early, and the parts take room meanwhile ([moving](../guides/moving.md)).",
     attributes: &[],
     boundaries: SECONDS_MIGRATION,
 };
@@ -340,6 +395,7 @@ pub const SPECULATION: Definition = count(
     "By",
     &[SPECULATION_OUTCOME],
     "Bytes that the daemon brought to devices unasked, once it is known whether a session used them. An allocation of which more than 15 % was wasted for the sessions of a tenant gets no more for them.",
+    "If `wasted` stays near `used`, lower `speculation_bytes_max`.",
 );
 pub const PLACEMENTS: Definition = count(
     MetricKind::Counter,
@@ -347,6 +403,7 @@ pub const PLACEMENTS: Definition = count(
     "{part}",
     &[PLACEMENT_OUTCOME],
     "Decisions whether a pinned part in host memory moves to its device or is read where it lies. Only parts with an advised pattern need one; all others move.",
+    "If `in_place` grows and programs become slower, have owners withdraw the advised pattern.",
 );
 pub const PIN_STALLS: Definition = count(
     MetricKind::Counter,
@@ -354,6 +411,7 @@ pub const PIN_STALLS: Definition = count(
     "{pin}",
     &[],
     "Pin calls that the daemon aborted because they waited only for sessions that wait themselves (PIN_STALLED).",
+    "Any growth: find the sessions, and have their programs pin all that belongs together at once ([stalls](../operations/runbook.md#pins-stall)).",
 );
 pub const PINS: Definition = count(
     MetricKind::Counter,
@@ -361,6 +419,7 @@ pub const PINS: Definition = count(
     "{pin}",
     &[],
     "Pin calls that the daemon answered. A pin of mapped memory needs no call and is not counted.",
+    "If it falls to 0 while sessions live, their programs hang or idle: look at their logs.",
 );
 pub const TENANT_PIN_WAITS: Definition = count(
     MetricKind::Counter,
@@ -368,6 +427,7 @@ pub const TENANT_PIN_WAITS: Definition = count(
     "{pin}",
     &[TENANT, WAIT_OUTCOME],
     "Pin calls of a tenant in `vramd.pin.wait`, by outcome.",
+    "If `refused` or `cancelled` grows, the tenant does not get its memory: [pins take long](../operations/runbook.md#pins-take-long).",
 );
 pub const CREATE_RETRIES: Definition = count(
     MetricKind::Counter,
@@ -375,6 +435,7 @@ pub const CREATE_RETRIES: Definition = count(
     "{create}",
     &[],
     "Times that the daemon asked a driver again for memory that it had failed to create, although the ledger had room.",
+    "Any growth: another program takes memory between two surveys. Find it, or raise `margin` ([other programs](../operations/runbook.md#other-programs-take-memory)).",
 );
 pub const TENANT_ALLOCATIONS: Definition = count(
     MetricKind::UpDownCounter,
@@ -382,6 +443,7 @@ pub const TENANT_ALLOCATIONS: Definition = count(
     "{allocation}",
     &[TENANT],
     "Allocations of a tenant.",
+    "If it only grows, a program leaks allocations: `vramctl alloc list TENANT` shows the oldest.",
 );
 pub const TENANT_SESSIONS: Definition = count(
     MetricKind::UpDownCounter,
@@ -389,6 +451,7 @@ pub const TENANT_SESSIONS: Definition = count(
     "{session}",
     &[TENANT],
     "Sessions of a tenant, live and silent.",
+    "If it grows without new programs, a program opens sessions and closes none. 0: its programs have ended.",
 );
 pub const ALLOCATIONS: Definition = count(
     MetricKind::UpDownCounter,
@@ -396,6 +459,7 @@ pub const ALLOCATIONS: Definition = count(
     "{allocation}",
     &[ALLOCATION_STATE],
     "Allocations of the node, by state.",
+    "If `creating` or `freeing` stays above 0, the driver or a client does not answer: see [silent sessions](../operations/runbook.md#a-session-is-silent).",
 );
 pub const SESSIONS: Definition = count(
     MetricKind::UpDownCounter,
@@ -403,6 +467,7 @@ pub const SESSIONS: Definition = count(
     "{session}",
     &[SESSION_STATE],
     "Sessions of the node, by state.",
+    "If `silent` stays above 0, find the process: it keeps its mappings and its charge ([silent sessions](../operations/runbook.md#a-session-is-silent)).",
 );
 pub const DESCRIPTORS_IN_FLIGHT: Definition = count(
     MetricKind::UpDownCounter,
@@ -410,6 +475,7 @@ pub const DESCRIPTORS_IN_FLIGHT: Definition = count(
     "{descriptor}",
     &[],
     "File descriptors that the daemon has sent to clients and that the clients have not acknowledged.",
+    "If it stays high, a client does not read its channel: `vramctl session list` shows it, soon as silent.",
 );
 pub const REFUSALS: Definition = count(
     MetricKind::Counter,
@@ -417,6 +483,7 @@ pub const REFUSALS: Definition = count(
     "{refusal}",
     &[REFUSAL_SCOPE, REFUSAL_REASON],
     "Refusals to clients and operators, by scope and reason.",
+    "Look up the reason: each has its step in [the runbook](../operations/runbook.md#a-request-is-refused).",
 );
 pub const TENANT_REFUSALS: Definition = count(
     MetricKind::Counter,
@@ -424,6 +491,7 @@ pub const TENANT_REFUSALS: Definition = count(
     "{refusal}",
     &[TENANT, REFUSAL_REASON],
     "Refusals to sessions of a tenant, by reason. When no series are left, further tenants are counted for the tenant `_other`.",
+    "Ask the tenant whether its programs suffer, and look up the reason in [the runbook](../operations/runbook.md#a-request-is-refused).",
 );
 pub const BUILD_INFO: Definition = count(
     MetricKind::Gauge,
@@ -431,17 +499,29 @@ pub const BUILD_INFO: Definition = count(
     "{build}",
     &[VERSION, DRIVER],
     "The running daemon; the value is always 1.",
+    "A new version after an upgrade. Two versions on a fleet for long are an upgrade that stopped halfway: go on with it.",
 );
-pub const PROCESS_CPU: Definition =
-    count(MetricKind::Counter, "process.cpu", "s", &[], "Processor time of the daemon, in whole seconds.");
-pub const PROCESS_MEMORY: Definition =
-    bytes("process.resident_memory", &[], "Resident memory of the daemon, pinned host memory included.");
+pub const PROCESS_CPU: Definition = count(
+    MetricKind::Counter,
+    "process.cpu",
+    "s",
+    &[],
+    "Processor time of the daemon, in whole seconds.",
+    "If a core is busy for minutes, look which method has the calls, and whether large files are being hashed.",
+);
+pub const PROCESS_MEMORY: Definition = bytes(
+    "process.resident_memory",
+    &[],
+    "Resident memory of the daemon, pinned host memory included.",
+    "It grows to the size of the host tier. If it grows far beyond that, report it with the log.",
+);
 pub const PROCESS_FDS: Definition = count(
     MetricKind::UpDownCounter,
     "process.open_fds",
     "{descriptor}",
     &[],
     "File descriptors that the daemon has open.",
+    "Near `process.max_fds`, raise `LimitNOFILE` of the service: new parts and connections are refused otherwise.",
 );
 pub const PROCESS_MAX_FDS: Definition = count(
     MetricKind::Gauge,
@@ -449,6 +529,7 @@ pub const PROCESS_MAX_FDS: Definition = count(
     "{descriptor}",
     &[],
     "File descriptors that the daemon may have open.",
+    "It moves only at a start. A lower value than before is a changed unit or shell: raise it again.",
 );
 pub const PROCESS_START: Definition = count(
     MetricKind::Gauge,
@@ -456,6 +537,7 @@ pub const PROCESS_START: Definition = count(
     "s",
     &[],
     "Time at which the daemon started, in seconds since 1970.",
+    "It jumps at a restart. If no operator restarted the daemon, read its last log lines ([the daemon does not run](../operations/runbook.md#the-daemon-does-not-run)).",
 );
 pub const INVARIANT_VIOLATIONS: Definition = count(
     MetricKind::Counter,
@@ -463,6 +545,7 @@ pub const INVARIANT_VIOLATIONS: Definition = count(
     "{violation}",
     &[],
     "Invariants that the daemon found broken. Each is a bug, and an error line in the log.",
+    "Any growth is a bug of the daemon: save the log and report it ([broken invariants](../operations/runbook.md#an-invariant-is-broken)).",
 );
 pub const TELEMETRY_DROPPED: Definition = count(
     MetricKind::Counter,
@@ -470,6 +553,7 @@ pub const TELEMETRY_DROPPED: Definition = count(
     "{item}",
     &[SIGNAL],
     "Spans and log records that were lost because the collector was absent or slow.",
+    "Mend the collector, or send it less ([dropped telemetry](../operations/runbook.md#telemetry-is-dropped)).",
 );
 pub const LOG_DROPPED: Definition = count(
     MetricKind::Counter,
@@ -477,6 +561,7 @@ pub const LOG_DROPPED: Definition = count(
     "{line}",
     &[],
     "Log lines that were lost because stderr was not read.",
+    "Have the supervisor read standard error, or set a less talkative `log_level`.",
 );
 pub const EXPORT_FAILURES: Definition = count(
     MetricKind::Counter,
@@ -484,12 +569,14 @@ pub const EXPORT_FAILURES: Definition = count(
     "{export}",
     &[SIGNAL],
     "Failed attempts to send to the collector. No metric is lost by one: the next attempt sends the sums.",
+    "Check `otlp_endpoint` and the collector ([dropped telemetry](../operations/runbook.md#telemetry-is-dropped)).",
 );
 pub const RPC_DURATION: Definition = Definition {
     name: "rpc.server.call.duration",
     kind: MetricKind::Histogram,
     unit: "s",
     meaning: "Time from the head of a gRPC call to its answer; for a stream, to the head of the answer.",
+    action: "If a method without waits becomes slow, the daemon lacks processor time. The trace of a slow call shows where it waited.",
     attributes: &[RPC_SYSTEM, RPC_METHOD, RPC_CODE],
     boundaries: SECONDS_RPC,
 };
@@ -498,6 +585,7 @@ pub const REVOCATION_DURATION: Definition = Definition {
     kind: MetricKind::Histogram,
     unit: "s",
     meaning: "Time from the daemon's revoke of a part until the client reports that it has unmapped it.",
+    action: "If it grows towards a second, clients unmap slowly and soon become silent: look at their processes ([slow pins](../operations/runbook.md#pins-take-long)).",
     attributes: &[],
     boundaries: SECONDS_REVOCATION,
 };
@@ -614,6 +702,7 @@ mod tests {
             assert!(metric.kind == MetricKind::Gauge || unit != "1", "{name}");
             assert!(!name.ends_with("count"), "{name} would be taken for a part of a histogram");
             assert!(metric.meaning.ends_with('.'), "{name}");
+            assert!(metric.action.ends_with('.') && metric.action.len() > 40, "{name}");
             assert_eq!(metric.kind == MetricKind::Histogram, !metric.boundaries.is_empty(), "{name}");
             assert!(metric.boundaries.is_sorted(), "{name}");
             for attribute in metric.attributes {

@@ -19,6 +19,7 @@ mod calls;
 mod counters;
 mod decision_span;
 mod ended_move;
+mod exemplars;
 mod export_queue;
 mod figures;
 mod histograms;
@@ -29,6 +30,7 @@ mod links;
 pub mod logs;
 pub mod metrics;
 mod move_counters;
+mod openmetrics;
 mod otlp;
 mod page;
 mod peer_lines;
@@ -118,7 +120,14 @@ impl Telemetry {
         shared.metrics.moves().forget_gone(notice);
         shared.metrics.pressures().count(notice);
         shared.metrics.tenants().count(notice);
-        shared.metrics.histograms.record_wait(notice, |began| shared.elapsed(began));
+        let wait = shared.metrics.histograms.record_wait(notice, |began| shared.elapsed(began));
+        if let (Some(wait), Some(traces)) = (wait, &shared.traces) {
+            let span = traces.pins().span_of(wait.session, wait.call);
+            if let Some(span) = span {
+                let values = [&*wait.tenant, wait.outcome];
+                shared.metrics.exemplars.record(&metrics::PIN_WAIT, &values, wait.seconds, &span);
+            }
+        }
         if let Some(ended) = EndedMove::of(notice) {
             shared.metrics.moves().count(&ended);
             let took = shared.elapsed(ended.began);
@@ -173,6 +182,11 @@ impl Telemetry {
     pub fn record_frame(&self, channel: ChannelId, frame: &DaemonFrame) {
         let Some(shared) = self.0 else { return };
         match frame {
+            DaemonFrame::Welcome { session, .. } => {
+                if let Some(traces) = &shared.traces {
+                    traces.pins().begin_session(*session, channel);
+                }
+            }
             DaemonFrame::Refused(refusal) => shared.counters.count_refusal(Scope::Channel, refusal.reason()),
             DaemonFrame::PinAnswer { refusal, .. } => {
                 shared.counters.count_pin();

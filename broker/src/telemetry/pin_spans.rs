@@ -17,6 +17,7 @@ use opentelemetry::{
     trace::{Span as _, SpanContext, Status},
 };
 use opentelemetry_sdk::trace::Span;
+use vramd_types::SessionId;
 
 use super::{
     awaited_parts::{AwaitedParts, Call, calls_of},
@@ -28,6 +29,8 @@ pub(super) struct PinSpans {
     waiting: BTreeMap<Call, WaitingPin>,
     /// The parts of calls that the core has seen.
     parts: AwaitedParts,
+    /// The channels of all sessions that have one.
+    channels: BTreeMap<SessionId, ChannelId>,
 }
 
 #[derive(Debug)]
@@ -42,6 +45,17 @@ impl PinSpans {
         // A client may break the rule that numbers are used once.
         self.remove((channel, call));
         self.waiting.insert((channel, call), WaitingPin { since: Instant::now(), span, parts: Vec::new() });
+    }
+
+    /// Notes the channel of a session.
+    pub(super) fn begin_session(&mut self, session: SessionId, channel: ChannelId) {
+        self.channels.insert(session, channel);
+    }
+
+    /// Returns the span of a session's call that waits, if it is traced.
+    pub(super) fn span_of(&self, session: SessionId, call: u64) -> Option<SpanContext> {
+        let channel = self.channels.get(&session)?;
+        self.waiting.get(&(*channel, call)).map(|waiting| waiting.span.span_context().clone())
     }
 
     /// Ends the span of a call that the daemon is about to answer.
@@ -72,6 +86,7 @@ impl PinSpans {
                 }
             }
             Event::ChannelEnded { channel } => {
+                self.channels.retain(|_, of_session| of_session != channel);
                 for call in calls_of(&self.waiting, *channel) {
                     if let Some(waiting) = self.remove(call) {
                         waiting.end("lost");

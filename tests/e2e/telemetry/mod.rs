@@ -1,6 +1,8 @@
 //! Metrics, traces and logs, as real tools and collectors get them.
 
 mod collectors;
+mod dashboards;
+mod exemplars;
 mod health;
 mod moves;
 mod page;
@@ -10,7 +12,7 @@ mod traces;
 
 use std::net::SocketAddr;
 
-use vramd_tests::{Config, Daemon, http, wait::eventually};
+use vramd_tests::{Config, Daemon, http};
 
 /// Serves metrics on a port that the system chooses.
 pub(crate) fn measured() -> Config {
@@ -19,11 +21,7 @@ pub(crate) fn measured() -> Config {
 
 /// The address of the daemon's metrics, by its log.
 pub(crate) fn address(daemon: &Daemon) -> SocketAddr {
-    eventually("the daemon says where its metrics are", || {
-        let log = daemon.log();
-        let line = log.lines().rfind(|line| line.contains("metrics served"))?;
-        line.split_once("address=")?.1.split_whitespace().next()?.parse().ok()
-    })
+    daemon.metrics_address()
 }
 
 #[track_caller]
