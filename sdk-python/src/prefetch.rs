@@ -114,6 +114,22 @@ impl Prefetch {
     }
 
     #[getter]
+    fn by_own_tenant(&self) -> PyResult<Option<bool>> {
+        Ok(match self.now()? {
+            PrefetchState::Dropped { by_own_tenant, .. } => Some(by_own_tenant),
+            _ => None,
+        })
+    }
+
+    #[getter]
+    fn by_operator(&self) -> PyResult<Option<bool>> {
+        Ok(match self.now()? {
+            PrefetchState::Cancelled { by_operator } => Some(by_operator),
+            _ => None,
+        })
+    }
+
+    #[getter]
     fn expected(&self) -> PyResult<Option<f64>> {
         Ok(match self.now()? {
             PrefetchState::Accepted { expected } => expected.map(|it| it.as_secs_f64()),

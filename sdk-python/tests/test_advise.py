@@ -130,6 +130,9 @@ def test_advice_that_stands_is_described(small: Daemon) -> None:
     with small.connect() as client:
         memory = client.allocate("8MiB", part_size="2MiB", unpinned=True)
         assert client.describe(memory.id).advised_parts == []
+        memory.advise(preset="weights", parts=range(1, 3))
+        (told,) = client.describe(memory.id).advised_parts
+        assert (told.memory_class, told.read_mostly, told.location, told.pattern) == ("weights", True, None, None)
         memory.advise(preset="staging", parts=range(1, 3))
         memory.advise("will_need", needed_within=3600, parts=range(1, 3))
         (told,) = client.describe(memory.id).advised_parts

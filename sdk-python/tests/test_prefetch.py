@@ -6,7 +6,7 @@ import pickle
 from collections.abc import Callable
 
 import pytest
-from conftest import Daemon, layer
+from conftest import Daemon, eventually, layer, vramctl
 
 import vramd
 
@@ -38,13 +38,23 @@ def test_it_waits_for_room_and_is_cancelled(streaming: Daemon) -> None:
         assert prefetch.reason in {"room", "demand", "room_on_its_way"}
         with pytest.raises(vramd.Deadline):
             prefetch.wait(0.05)
+        assert (prefetch.by_operator, prefetch.by_own_tenant) == (None, None)
         prefetch.cancel()
         assert prefetch.wait() == "cancelled"
+        assert (prefetch.by_operator, prefetch.by_own_tenant) == (False, None)
+        by_operator = client.prefetch(wanted)
+        vramctl(streaming, "prefetch", "cancel", str(client.session_id), str(by_operator.number))
+        assert (by_operator.wait(), by_operator.by_operator) == ("cancelled", True)
         again = client.prefetch(wanted)
         assert again.number > prefetch.number
         held.free()
         assert again.wait(60) == "ready"
         assert again.state == "ready"
+        # A program of the same tenant takes the room before a pin has used the parts.
+        taken = other.allocate("8MiB", part_size="2MiB", wait=30)
+        eventually("it is dropped", lambda: again.state == "dropped")
+        assert (again.reason, again.by_own_tenant, again.by_operator) == ("demand", True, None)
+        taken.free()
 
 
 def test_bad_requests_are_refused(streaming: Daemon) -> None:

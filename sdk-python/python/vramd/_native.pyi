@@ -436,6 +436,12 @@ class Prefetch:
         such as `demand`.
         """
     @property
+    def by_own_tenant(self) -> bool | None:
+        """Whether the room of a dropped request served its own tenant, or none. Otherwise `None`."""
+    @property
+    def by_operator(self) -> bool | None:
+        """Whether an operator cancelled it, or the program. `None` while it is not cancelled."""
+    @property
     def expected(self) -> float | None:
         """Seconds until it is probably ready; only once it is accepted, and a fetch to the device was measured."""
     @property
