@@ -152,7 +152,7 @@ impl App {
         let Directories { sockets: socket_dir, sockets_chosen_by, state: state_dir } = &directories;
         let bound = Sockets::bind(socket_dir, config.daemon.admin_group.as_deref());
         let (sockets, bound) = bound.map_err(|error| match error {
-            SocketsError::InUse(dir) => Failure::SocketDirInUse { dir, chosen_by: *sockets_chosen_by },
+            SocketsError::InUse(dir) => Failure::SocketDirInUse { dir, chosen_by: sockets_chosen_by },
             error => error.into(),
         })?;
         telemetry.listen()?;

@@ -136,7 +136,9 @@ def settle(node, tenant, wanted):
 
 def held(node, tenant):
     quotas = node.ask("quota", "list", tenant)["quotas"]
-    return sum(quota["held_bytes"] for quota in quotas if quota["device"] != "*")
+    # The host tier is charged too, since the memory could move there.
+    devices = [quota for quota in quotas if quota["device"] != "*" and quota["tier"] == "device"]
+    return sum(quota["held_bytes"] for quota in devices)
 
 
 def allocation(node, name):

@@ -283,7 +283,7 @@ impl Config {
         }
         section(&mut text, "[memory]", &self.memory);
         // A test that says nothing of the host tier has none, on whatever machine it runs.
-        if !self.host_auto && !self.memory.iter().any(|line| line.starts_with("host_size")) {
+        if !self.host_auto && !self.memory.iter().any(|line| line.contains("host_size")) {
             line(&mut text, "host_size = \"0\"");
         }
         if let Some(size) = &self.disk {

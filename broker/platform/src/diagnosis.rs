@@ -171,7 +171,7 @@ fn limits(readings: &Readings, detected: &Detected, share: HostShare) -> Vec<Fin
     let mut add = |about, text: String, set: &str| found.push(Finding { about, text, set: set.to_owned() });
     let process = &readings.process;
     let daemon = readings.daemon.as_ref();
-    let host = daemon.map_or(share.each.get(), |daemon| daemon.host_bytes);
+    let host = daemon.map_or_else(|| share.each.get(), |daemon| daemon.host_bytes);
 
     let unlocked = !process.may_lock_all && daemon.is_none_or(|daemon| daemon.host_locked_by_daemon);
     if let Some(limit) =

@@ -24,8 +24,8 @@ use hyper_util::{
 };
 use tokio::{
     net::{TcpListener, TcpStream},
-    sync::{AcquireError, Semaphore, SemaphorePermit, watch},
-    task::AbortHandle,
+    sync::{AcquireError, OwnedSemaphorePermit, Semaphore, watch},
+    task::{self, AbortHandle},
     time::timeout,
 };
 
@@ -33,6 +33,7 @@ use super::{
     Shared,
     export_queue::stopped,
     figures::Snapshot,
+    instruments::Instruments,
     openmetrics,
     page::{self, WebPage},
 };
@@ -74,8 +75,8 @@ impl Default for Scrapes {
 
 impl Scrapes {
     /// Waits for a place. An error means that the daemon stops.
-    pub(super) async fn take(&self) -> Result<SemaphorePermit<'_>, AcquireError> {
-        self.0.acquire().await
+    pub(super) async fn take(&self) -> Result<OwnedSemaphorePermit, AcquireError> {
+        Arc::clone(&self.0).acquire_owned().await
     }
 }
 
@@ -137,24 +138,42 @@ impl HttpState {
 
 /// Answers in the format OpenMetrics if the scraper accepts it, as Prometheus does, else in the older text format.
 async fn metrics(State(state): State<HttpState>, headers: HeaderMap) -> Response {
-    let Ok(_place) = state.scrapes.take().await else {
+    let Ok(place) = state.scrapes.take().await else {
         return unavailable("the daemon is stopping");
     };
     let Some(snapshot) = state.read(Snapshot::of).await else {
         return unavailable("the daemon is stopping, or does not answer");
     };
     let accepted = headers.get_all(ACCEPT).iter().filter_map(|value| value.to_str().ok());
-    let metrics = &state.shared.metrics;
-    let answer = if accepted.into_iter().any(|value| value.contains(openmetrics::MEDIA_TYPE)) {
+    let is_openmetrics = accepted.into_iter().any(|value| value.contains(openmetrics::MEDIA_TYPE));
+    // It takes milliseconds, in which the one thread of telemetry must answer probes.
+    let encoded = task::spawn_blocking(move || {
+        let encoded = encode(&state.shared.metrics, snapshot, is_openmetrics);
+        // A scraper that has left does not make way for another one before its scrape has ended.
+        drop(place);
+        encoded
+    });
+    let Ok(answer) = encoded.await else {
+        return unavailable("the daemon is stopping");
+    };
+    match answer {
+        Ok((format, text)) => ([(CONTENT_TYPE, format)], text).into_response(),
+        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response(),
+    }
+}
+
+/// Encodes all metrics, with the type of the content.
+fn encode(
+    metrics: &Instruments,
+    snapshot: Snapshot,
+    is_openmetrics: bool,
+) -> Result<(&'static str, String), String> {
+    if is_openmetrics {
         let text = metrics.openmetrics_text(snapshot);
         text.map(|text| (openmetrics::CONTENT_TYPE, text)).map_err(|error| error.to_string())
     } else {
         let text = metrics.prometheus_text(snapshot);
         text.map(|text| (prometheus::TEXT_FORMAT, text)).map_err(|error| error.to_string())
-    };
-    match answer {
-        Ok((format, text)) => ([(CONTENT_TYPE, format)], text).into_response(),
-        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")).into_response(),
     }
 }
 

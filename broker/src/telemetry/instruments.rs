@@ -5,7 +5,7 @@
 //! thread with nothing in between.
 
 use std::{
-    sync::{Arc, Mutex, PoisonError, Weak},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
     time::Duration,
 };
 
@@ -156,29 +156,31 @@ impl Instruments {
 
     /// Collects all metrics in Prometheus's text format.
     pub(super) fn prometheus_text(&self, snapshot: Snapshot) -> Result<String, prometheus::Error> {
-        self.refresh(snapshot);
+        let _collection = self.refresh(snapshot);
         TextEncoder::new().encode_to_string(&self.prometheus.gather())
     }
 
     /// Collects all metrics in the format OpenMetrics, with exemplars.
     pub(super) fn openmetrics_text(&self, snapshot: Snapshot) -> Result<String, std::fmt::Error> {
-        self.refresh(snapshot);
+        let _collection = self.refresh(snapshot);
         openmetrics::text(&self.prometheus.gather(), &self.exemplars)
     }
 
     /// Collects all metrics as OTLP data.
     pub(super) fn otlp_data(&self, snapshot: Snapshot) -> Result<ResourceMetrics, OTelSdkError> {
-        self.refresh(snapshot);
+        let _collection = self.refresh(snapshot);
         let mut data = ResourceMetrics::default();
         self.reader.collect(&mut data)?;
         Ok(data)
     }
 
-    fn refresh(&self, snapshot: Snapshot) {
+    /// Until the guard is dropped no other collection begins, so all tables of one are of the same moment.
+    fn refresh(&self, snapshot: Snapshot) -> MutexGuard<'_, NamedTenants> {
         self.calls.flush();
-        let figures =
-            self.named_tenants.lock().unwrap_or_else(PoisonError::into_inner).compute_figures(snapshot);
+        let mut named_tenants = self.named_tenants.lock().unwrap_or_else(PoisonError::into_inner);
+        let figures = named_tenants.compute_figures(snapshot);
         *self.sources.figures.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(figures);
+        named_tenants
     }
 }
 

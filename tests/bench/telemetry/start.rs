@@ -39,14 +39,13 @@ fn once() -> Result<Duration> {
         .write(home.path());
     let started = Instant::now();
     let child = home.spawn();
-    loop {
-        let ready = http::try_get(address, "/readyz").is_ok_and(|answer| answer.status == 200);
-        let took = started.elapsed();
-        if ready {
-            Daemon::started(home, child).stop();
-            return Ok(took);
-        }
-        ensure!(took < PATIENCE, "the daemon is not ready: {}", home.log());
+    let is_ready = || http::try_get(address, "/readyz").is_ok_and(|answer| answer.status == 200);
+    while !is_ready() && started.elapsed() < PATIENCE {
         thread::sleep(PROBE_EVERY);
     }
+    let took = started.elapsed();
+    let log = home.log();
+    Daemon::started(home, child).stop();
+    ensure!(took < PATIENCE, "the daemon is not ready: {log}");
+    Ok(took)
 }

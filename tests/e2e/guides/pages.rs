@@ -37,7 +37,7 @@ const RUN_ELSEWHERE: [(&str, &str, &str); 9] = [
 ];
 
 /// How many blocks `norun` a page has, and why no test runs them.
-const NOT_RUN: [(&str, usize, &str); 14] = [
+const NOT_RUN: [(&str, usize, &str); 16] = [
     ("README.md", 1, "a release build takes minutes, and its daemon takes the node's own folders"),
     ("docs/start/README.md", 1, "a release build takes minutes"),
     ("CONTRIBUTING.md", 1, "CI runs these targets as checks of their own"),
@@ -52,10 +52,12 @@ const NOT_RUN: [(&str, usize, &str); 14] = [
     ("docs/benchmarks/simulator/README.md", 1, "a run of hours"),
     ("docs/benchmarks/telemetry/README.md", 1, "a benchmark, which overwrites the committed figures"),
     ("docs/benchmarks/tiers/README.md", 2, "benchmarks, one of them on a GPU"),
+    ("docs/operations/install.md", 5, "it changes a node or a cluster; tests/packages tries the parts"),
+    ("docs/operations/kubernetes.md", 3, "it needs a cluster; tests/packages tries the parts"),
 ];
 
 /// Languages of blocks that are no commands.
-const SHOWN_ONLY: [&str; 3] = ["mermaid", "text", "csv"];
+const SHOWN_ONLY: [&str; 4] = ["mermaid", "text", "csv", "yaml"];
 
 struct Block {
     page: String,
@@ -259,7 +261,8 @@ fn problem_of(command: &str, makefile: &str, metadata: &[String]) -> String {
             }
             String::new()
         }
-        ["export" | "mkdir" | "cd" | "vramd" | "pip", ..] => String::new(),
+        ["export" | "mkdir" | "cd" | "vramd" | "vramctl" | "pip", ..] => String::new(),
+        ["apt" | "systemctl" | "tar" | "install" | "docker" | "helm" | "kubectl", ..] => String::new(),
         [path, ..] if path.starts_with("target/") => {
             let name = path.rsplit('/').next().unwrap_or_default();
             let is_known = *path == "target/gpu-bundle/run" || metadata.contains(&format!("--bin {name}"));

@@ -31,7 +31,7 @@ pub(crate) fn tiers(device: &str, host: &str) -> Config {
     Config::devices(&[device]).memory(&format!("host_size = \"{host}\""))
 }
 
-fn request(allocation: u64, tier: Tier) -> MovePartsRequest {
+pub(crate) fn request(allocation: u64, tier: Tier) -> MovePartsRequest {
     let target = Some(Target::AllocationId(allocation));
     MovePartsRequest { target, tier: tier.into(), ..Default::default() }
 }

@@ -9,8 +9,8 @@ use vramd_proto::v1::Tier;
 use vramd_tests::{Config, Daemon, MIB, RawSession, Terminal, config::Effect, session::spec, wait::until};
 
 use crate::moves::{
-    line::waits::with_three_waiters, open_and_write, operators::list::listed, start_move, tiers, vramctl,
-    vramctl_json,
+    line::waits::with_three_waiters, open_and_write, operators::list::listed, request as move_request, tiers,
+    vramctl, vramctl_json,
 };
 
 const ESCAPE: &str = "\u{1b}";
@@ -52,7 +52,9 @@ fn one_frame_shows_tenants_moves_and_why_waiters_wait() {
     let mut mover = RawSession::open_with_pins(&daemon.sockets());
     let moved =
         mover.allocate(vramd_proto::v1::AllocationSpec { device: Some("1".to_owned()), ..spec(2 * MIB) });
-    let moving = start_move(&daemon, moved.allocation_id, Tier::Host);
+    // The part that has come back for the first waiter is sent, and its client has not answered yet.
+    until("all other maps are answered", || daemon.state().node.fds_in_flight <= 1);
+    let moving = daemon.admin.move_parts(move_request(moved.allocation_id, Tier::Host));
     let revoke = mover.receive_revoke();
     mover.unmap_parts(revoke.parts);
     until("it is being copied", || listed(&daemon).moves.iter().any(|it| it.copied_bytes.is_some()));
@@ -96,7 +98,7 @@ fn one_frame_shows_tenants_moves_and_why_waiters_wait() {
     );
     assert_eq!(told["sessions"].as_array().map(Vec::len), Some(3));
     assert_eq!(
-        (&told["quotas"][0]["tenant"], &told["tenants"][0]["name"]),
+        (&told["quotas"][0]["tenant"], &told["tenants"][0]["tenant"]),
         (&session.tenant().into(), &session.tenant().into())
     );
 
@@ -115,6 +117,7 @@ fn the_live_view_answers_keys_and_fits_each_width() {
     let daemon = Daemon::start(&tiers("64MiB", "64MiB"));
     let (mut session, id) = open_and_write(&daemon, 3);
     let tenant = session.tenant().to_owned();
+    daemon.set_quota(&tenant, "8MiB", "64MiB");
     let mut terminal = live(&daemon, 120, 30);
     let text = terminal.shows(&tenant);
     assert!(text.contains("GUARANTEE") && text.contains("6 MiB") && text.contains('█'), "{text}");

@@ -272,14 +272,12 @@ fn a_reader_prefetches_memory_that_another_tenant_has_sealed() {
 /// The answer to a request, in which nothing is left out.
 #[track_caller]
 fn step(session: &RawSession, number: u64) -> Step {
-    loop {
-        let packet = session.channel.receive(PATIENCE);
-        let Packet::Frame(daemon_frame::Frame::PrefetchProgress(progress), _) = packet else {
-            panic!("no progress of {number}: {packet:?}")
-        };
-        assert_eq!(progress.prefetch_id, number);
-        return progress.step.expect("a step");
-    }
+    let packet = session.channel.receive(PATIENCE);
+    let Packet::Frame(daemon_frame::Frame::PrefetchProgress(progress), _) = packet else {
+        panic!("no progress of {number}: {packet:?}")
+    };
+    assert_eq!(progress.prefetch_id, number);
+    progress.step.expect("a step")
 }
 
 /// A request that is queued then ends, and a further one is refused. The seal goes on, and requests for sealed memory are

@@ -76,8 +76,12 @@ fn every_query_of_every_panel_has_series_under_load() {
     }
     assert_eq!(seen, rules::RECORDED.len() + rules::ALERTS.len());
     for recorded in rules::RECORDED {
-        let series = prometheus.range(recorded.name, &Span::last(began.elapsed().as_secs_f64())).unwrap();
-        assert!(!series.is_empty(), "{} has no series", recorded.name);
+        let has_series = || {
+            let series = prometheus.range(recorded.name, &Span::last(began.elapsed().as_secs_f64())).unwrap();
+            (!series.is_empty()).then_some(())
+        };
+        // A rate needs two scrapes that its rule has seen.
+        assert!(wait::within(PATIENCE, has_series).is_some(), "{} has no series", recorded.name);
     }
 }
 

@@ -344,7 +344,7 @@ fn metrics_and_logs_name_their_service() {
     });
     assert!(metrics.iter().any(|metric| metric.name == "vramd.memory.capacity" && metric.unit == "By"));
     received(&collector, "the first line of all", |received| {
-        received.logs.iter().find(|record| line(record) == "vramd starts").cloned()
+        received.logs.iter().find(|record| line(record) == "node found").cloned()
     });
     // Exports themselves are not traced.
     let own =

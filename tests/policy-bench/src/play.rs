@@ -28,7 +28,7 @@ pub(crate) enum Sight {
 pub(crate) enum Victims {
     /// The first of the policy's order, as in the daemon.
     Any,
-    /// Those first that have been there for four times what bringing them took: a rule against thrashing.
+    /// First the parts that have been there for four times what bringing them took: a rule against thrashing.
     Settled,
 }
 
@@ -116,7 +116,7 @@ mod tests {
     #[test]
     fn a_part_that_has_just_come_stays_while_another_can_leave() {
         // The bound lets the part leave that was just used. By the rule it has to stay for four uses.
-        let uses: Vec<u32> = (0..100).map(|at| at % 9).collect();
+        let uses: Vec<u32> = (0..2_000).map(|at| at % 9).collect();
         let of = |victims| missed(&trace(&uses, 8), EvictionPolicy::HitDensity, Sight::Each, victims);
         assert!(of(Victims::Any) < of(Victims::Settled), "{} {}", of(Victims::Any), of(Victims::Settled));
     }

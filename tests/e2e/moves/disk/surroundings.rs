@@ -277,7 +277,10 @@ fn a_host_tier_above_the_cgroups_limit_ends_the_start() {
     fs::create_dir(&cgroups).unwrap();
     fs::write(cgroups.join("memory.max"), format!("{}\n", 96 << 20)).unwrap();
     let home = home.with_mounts(format!("mount --bind '{}' /sys/fs/cgroup", cgroups.display()));
-    let config = |host| Config::devices(&["8MiB", "8MiB"]).memory(&format!("host_size = \"{host}\""));
+    let config = |host| {
+        let pieces = format!("host_size = \"{host}\"\npart_size = \"2MiB\"");
+        Config::devices(&["8MiB", "8MiB"]).memory(&pieces)
+    };
     config("18MiB").write(home.path());
     let output = home.command().output().unwrap();
     let heard = heard(&output);

@@ -96,7 +96,9 @@ impl Scene {
     pub(crate) fn above_host(driver: Driver, quick: bool, simulated_link: Option<&str>) -> Result<Self> {
         let scale = Scale::new(driver, quick);
         let host = (CLIENTS_IN_HOST * scale.parts + ROOM) * scale.part;
-        let config = config(driver).memory(&format!("host_size = \"{host}\""));
+        // Whole pieces are pinned ahead, so one is as large as a part.
+        let memory = format!("host_size = \"{host}\"\npart_size = \"{}\"", scale.part);
+        let config = config(driver).memory(&memory);
         let daemon = Daemon::start(&simulated_link.into_iter().fold(config, Config::link));
         // Until then creating and mapping may wait for the driver for tens of milliseconds.
         let line = within(PINNED_WITHIN, || {
