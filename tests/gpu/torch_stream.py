@@ -248,6 +248,8 @@ class Daemon:
     def __init__(self, programs):
         self.folder = tempfile.TemporaryDirectory(prefix="vramd-stream-", dir="/tmp")
         self.home, self.programs = pathlib.Path(self.folder.name), programs
+        # The neighbour is another user.
+        self.home.chmod(0o755)
         config = self.home / "vramd.toml"
         config.write_text(CONFIGURATION.format(home=self.home, uid=os.getuid()))
         os.environ["VRAMD_SOCKET_DIR"] = str(self.home / "run")

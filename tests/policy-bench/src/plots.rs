@@ -7,7 +7,7 @@ use plotters::{
     coord::Shift,
     prelude::{
         BLACK, ChartBuilder, Color, DrawingArea, IntoDrawingArea, IntoFont, PathElement, RGBColor, Rectangle,
-        SVGBackend, Text, WHITE,
+        SVGBackend, SeriesLabelPosition, Text, WHITE,
     },
     series::LineSeries,
     style::TextStyle,
@@ -76,7 +76,10 @@ fn policies(area: &Area<'_>, report: &Report) -> Result<()> {
     }
     let one = [(0.0, 1.0), (number(groups.len()), 1.0)];
     chart.draw_series(LineSeries::new(one, BLACK.stroke_width(1)))?;
-    chart.configure_series_labels().background_style(WHITE.mix(0.9)).border_style(BLACK.mix(0.3)).draw()?;
+    let mut legend = chart.configure_series_labels();
+    // The first traces have low bars.
+    legend.position(SeriesLabelPosition::UpperLeft);
+    legend.background_style(WHITE.mix(0.9)).border_style(BLACK.mix(0.3)).draw()?;
     let plane = chart.plotting_area();
     for (group, (name, _)) in groups.iter().enumerate() {
         let (x, y) = plane.map_coordinate(&(number(group) + 0.5, 0.0));
