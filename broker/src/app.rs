@@ -83,7 +83,7 @@ pub fn check(config: &Config, mut telemetry: TelemetrySetup) -> Result<Vec<Strin
     }
     let (devices, host) = driver_choice::check(config, &sockets)?;
     let stored = with_file(stored, file.as_ref(), &node(config, host, &devices))?.0;
-    let rules = tenants::all_rules(rules_of(&stored), &configured_rules(config));
+    let rules = tenants::rules_in_force(&stored, &configured_rules(config));
     rules.check_namespace()?;
     let warnings = Warning::all_of(config, &rules, &devices, host).into_iter().chain(State::warning(&state));
     notes.extend(warnings.map(|warning| warning.to_string()));
@@ -168,7 +168,7 @@ impl App {
             driver_choice::open(&config, socket_dir, sink)?;
         let before = stored.clone();
         let (stored, changes) = with_file(stored, file.as_ref(), &node(&config, host, driver.devices()))?;
-        let rules = tenants::all_rules(rules_of(&stored), &configured_rules(&config));
+        let rules = tenants::rules_in_force(&stored, &configured_rules(&config));
         rules.check_namespace()?;
         let boot_epoch = state.next_boot_epoch(reset_state)?;
         if stored != before {
@@ -497,11 +497,6 @@ fn with_file(
 fn node(config: &Config, host: HostTier, devices: &[DeviceInfo]) -> Node {
     let devices = config::core_devices(&config.memory, host, &config.disk, devices, false, false);
     Node::new(&devices, &config.quota.default)
-}
-
-/// The rules of the tenants file that was applied last.
-fn rules_of(stored: &Stored) -> Vec<Rule> {
-    stored.applied.as_ref().map(|applied| applied.rules.clone()).unwrap_or_default()
 }
 
 fn configured_rules(config: &Config) -> Vec<Rule> {

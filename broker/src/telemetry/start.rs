@@ -121,8 +121,8 @@ impl TelemetrySetup {
         let failed = |what: &str, problem: &dyn std::fmt::Display| {
             Failure::Telemetry(format!("cannot {what} for telemetry: {problem}"))
         };
-        // By default the runtime looks for new connections after every 61 steps of its tasks. Scrapes are long steps, and
-        // a probe would wait for all of them.
+        // By default the runtime looks for new connections after every 61 steps of its tasks. To draw a page or to export
+        // metrics is a long step, and a probe would wait for all of them.
         let runtime = runtime::Builder::new_current_thread()
             .enable_all()
             .event_interval(1)

@@ -10,7 +10,7 @@ mod store;
 
 pub use node::Node;
 pub use plan::{Change, Plan};
-pub use store::{ApplyError, Drift, TenantStore, all_rules, log, now_s};
+pub use store::{ApplyError, Drift, TenantStore, log, now_s, rules_in_force};
 
 #[cfg(test)]
 mod tests;

@@ -97,8 +97,7 @@ impl TenantStore {
         stored: Stored,
         write: impl Fn(&Stored) -> Result<(), String> + Send + Sync + 'static,
     ) -> Self {
-        let of_file = stored.applied.as_ref().map(|applied| applied.rules.clone()).unwrap_or_default();
-        let rules = SharedRules::new(all_rules(of_file, &configured));
+        let rules = SharedRules::new(rules_in_force(&stored, &configured));
         Self(Arc::new(Shared {
             inbox,
             node,
@@ -216,7 +215,7 @@ impl TenantStore {
         let stored = self.stored().clone();
         let plan = Plan::new(file, source.clone(), &stored, &self.0.node, &capacities)
             .map_err(|location| ApplyError::Wrong(source, location))?;
-        let rules = all_rules(plan.applied.rules.clone(), &self.0.configured);
+        let rules = all_rules(&plan.applied.rules, &self.0.configured);
         rules.check_namespace()?;
         if dry_run || plan.is_nothing() {
             return Ok(plan.changes);
@@ -309,9 +308,13 @@ pub fn log(changes: &[Change], source: &str, uid: Option<u32>) {
     tracing::info!(source, uid, changes = changes.len(), "tenants file applied");
 }
 
-/// The rules of a file, and after them those of the configuration.
-pub fn all_rules(of_file: Vec<Rule>, configured: &[Rule]) -> Rules {
-    Rules::new(of_file.into_iter().chain(configured.iter().cloned()).collect())
+/// The rules of the tenants file that was applied last, and after them those of the configuration.
+pub fn rules_in_force(stored: &Stored, configured: &[Rule]) -> Rules {
+    all_rules(stored.applied.as_ref().map_or(&[], |applied| &applied.rules), configured)
+}
+
+fn all_rules(of_file: &[Rule], configured: &[Rule]) -> Rules {
+    Rules::new([of_file, configured].concat())
 }
 
 pub fn now_s() -> u64 {

@@ -292,13 +292,20 @@ pub(crate) fn assert_second_part_lost(damage: impl FnOnce(&fs::File)) {
     send(&daemon, &memory, "disk");
     let id = memory.id().get();
     damage(&file_of(&daemon, id, 1));
+    second_part_alone_is_lost(&daemon, &client, memory);
+}
+
+/// Pins of the second of two parts fail, and the first is whole. In the end nothing is left.
+#[track_caller]
+fn second_part_alone_is_lost(daemon: &Daemon, client: &Client, memory: Allocation) {
+    let id = memory.id().get();
     let lost = memory.pin_parts(1..2, Access::Read).map(drop).expect_err("it is lost");
     assert!(is_lost(&lost, id, 1), "{lost:?}");
     let whole = memory.pin_parts(0..1, Access::Read).expect("it is whole");
     assert!(whole.as_slice().unwrap() == &content(2 * MIB_2, id)[..PART]);
     drop((whole, memory));
     client.flush().unwrap();
-    assert_nothing_left(&daemon);
+    assert_nothing_left(daemon);
 }
 
 /// The disk's answer about the third of four pieces.
@@ -388,13 +395,7 @@ fn damage_on_disk_ends_a_prefetch_and_loses_its_part_alone() {
             assert!(is_lost(&lost, id, 1), "{lost:?}");
             has_nothing_reserved(&daemon);
         }
-        let lost = memory.pin_parts(1..2, Access::Read).map(drop).expect_err("it is lost");
-        assert!(is_lost(&lost, id, 1), "{lost:?}");
-        let whole = memory.pin_parts(0..1, Access::Read).expect("it is whole");
-        assert!(whole.as_slice().unwrap() == &content(2 * MIB_2, id)[..PART]);
-        drop((whole, memory));
-        client.flush().unwrap();
-        assert_nothing_left(&daemon);
+        second_part_alone_is_lost(&daemon, &client, memory);
     }
 }
 
