@@ -33,7 +33,7 @@ WARM_PASSES = 2
 ROUNDS = 3
 # Another tenant beside a stream through a quarter: its parts, how many of them it may have on the device, and its user.
 QUARTER = LAYERS // 4
-NEIGHBOUR_PARTS, NEIGHBOUR_ROOM, NEIGHBOUR_UID = 6, 3, 65534
+NEIGHBOUR_PARTS, NEIGHBOUR_ROOM, NEIGHBOUR_UID = 6, 3, 20001
 CONFIGURATION = """
 [daemon]
 socket_dir = "{home}/run"

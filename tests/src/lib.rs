@@ -54,8 +54,14 @@ pub const MIB: u64 = 1 << 20;
 pub const GIB: u64 = 1 << 30;
 
 /// Whether the tests run as root, which some need to become other users.
+///
+/// # Panics
+/// If it is not although `VRAMD_EXPECT_ROOT=1` says so: then some check would be left out.
 pub fn is_root() -> bool {
-    rustix::process::geteuid().is_root()
+    let is_root = rustix::process::geteuid().is_root();
+    let must = std::env::var_os("VRAMD_EXPECT_ROOT").is_some_and(|must| must == "1");
+    assert!(is_root || !must, "VRAMD_EXPECT_ROOT=1, and this process is not root");
+    is_root
 }
 
 /// Unmistakable bytes: another seed gives another content.

@@ -3,7 +3,6 @@
 //! It reads one command a line, and answers each with a line of JSON. `src/bin/probe` is the other side.
 
 use std::{
-    fs,
     io::{BufRead as _, BufReader, Write as _},
     os::unix::process::CommandExt as _,
     path::Path,
@@ -15,7 +14,7 @@ use serde_json::Value;
 
 use crate::{
     proc,
-    programs::{program, spawn},
+    programs::{copied, program},
     refusal::Refused,
     wait::until,
 };
@@ -41,19 +40,15 @@ impl Probe {
         let mut command = match uid {
             None => Command::new(program(name)),
             Some(uid) => {
-                // Other users may have no access to the target folder. They have access to a copy beside the sockets.
-                let copy = socket_dir.with_file_name(name);
-                if !copy.exists() {
-                    fs::copy(program(name), &copy).expect("the probe can be copied");
-                }
-                let mut command = Command::new(copy);
+                let folder = socket_dir.parent().expect("the sockets lie in a folder");
+                let mut command = Command::new(copied(name, folder).expect("the probe can be copied"));
                 command.uid(uid).gid(uid).current_dir("/");
                 command
             }
         };
         command.args(arguments);
         command.env("VRAMD_SOCKET_DIR", socket_dir).stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut child = spawn(&mut command).expect("the probe starts");
+        let mut child = command.spawn().expect("the probe starts");
         let input = child.stdin.take();
         let output = BufReader::new(child.stdout.take().expect("its output is a pipe"));
         Self { child, input, output }

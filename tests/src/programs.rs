@@ -4,13 +4,9 @@
 use std::{
     env, io,
     path::{Path, PathBuf},
-    process::{Child, Command},
+    process::Command,
     sync::OnceLock,
-    thread,
-    time::{Duration, Instant},
 };
-
-use crate::wait::PATIENCE;
 
 /// The top folder of the repository.
 pub fn repository() -> &'static Path {
@@ -76,16 +72,20 @@ fn build(folder: &Path) -> Result<(), String> {
     output.status.success().then_some(()).ok_or_else(|| String::from_utf8_lossy(&output.stderr).into_owned())
 }
 
-/// Starts a program that may just have been copied. A child that another thread has just forked has the copy open for
-/// writing until it executes another program. Until then the kernel says that the copy is busy.
-pub fn spawn(command: &mut Command) -> io::Result<Child> {
-    let end = Instant::now() + PATIENCE;
-    loop {
-        match command.spawn() {
-            Err(error) if error.kind() == io::ErrorKind::ExecutableFileBusy && Instant::now() < end => {
-                thread::sleep(Duration::from_millis(5));
-            }
-            spawned => return spawned,
+/// A program's copy in a folder where other users can run it: they may have no access to the target folder.
+///
+/// Another process copies. Were the copy written here, a child that another thread forks meanwhile would have it open
+/// for writing until it executes another program, and until then the kernel would call the copy busy.
+///
+/// # Errors
+/// If it cannot be copied.
+pub fn copied(name: &str, folder: &Path) -> io::Result<PathBuf> {
+    let copy = folder.join(name);
+    if !copy.exists() {
+        let status = Command::new("cp").arg(program(name)).arg(&copy).status()?;
+        if !status.success() {
+            return Err(io::Error::other(format!("cp {name}: {status}")));
         }
     }
+    Ok(copy)
 }

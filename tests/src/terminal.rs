@@ -91,11 +91,13 @@ impl Terminal {
         self.person.write_all(keys.as_bytes()).expect("the terminal takes keys");
     }
 
-    /// Gives the terminal another size, of which the kernel tells the program.
+    /// Gives the terminal another size, of which the kernel tells the program, and clears the screen: all that it shows
+    /// afterwards was drawn for the new size.
     #[track_caller]
     pub fn resize(&mut self, columns: u16, rows: u16) {
         let mut screen = self.screen.lock().unwrap_or_else(PoisonError::into_inner);
         screen.0.screen_mut().set_size(cells(rows), cells(columns));
+        screen.0.process(b"\x1b[2J");
         tcsetwinsize(&self.program, size(columns, rows)).expect("a terminal has a size");
     }
 

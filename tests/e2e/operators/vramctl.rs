@@ -10,7 +10,7 @@ use std::{
 use serde_json::Value;
 use vramd_tests::{
     Config, Daemon, Home, MIB, content, digest,
-    programs::program,
+    programs::{copied, program},
     session::{persistent, spec},
     wait::until,
 };
@@ -209,9 +209,7 @@ fn a_user_who_is_no_operator_sees_and_frees_what_is_its_own() {
     let file = daemon.home().path().join("model");
     fs::write(&file, content(3 * MIB, 1)).unwrap();
     let path = file.to_str().unwrap();
-    // Other users may have no access to the target folder.
-    let copy = daemon.home().path().join("vramctl");
-    fs::copy(program("vramctl"), &copy).unwrap();
+    let copy = copied("vramctl", daemon.home().path()).unwrap();
     let run = |words: &[&str]| {
         let mut command = Command::new(&copy);
         command.env("VRAMD_SOCKET_DIR", daemon.sockets()).args(words).current_dir("/");
@@ -349,10 +347,7 @@ fn a_user_without_access_to_the_admin_socket_is_refused() {
         return;
     }
     let daemon = Daemon::new();
-    // Other users may have no access to the target folder.
-    let copy = daemon.home().path().join("vramctl");
-    fs::copy(program("vramctl"), &copy).unwrap();
-    let mut command = Command::new(copy);
+    let mut command = Command::new(copied("vramctl", daemon.home().path()).unwrap());
     command.env("VRAMD_SOCKET_DIR", daemon.sockets()).uid(20_001).gid(20_001).current_dir("/");
     let output = command.args(["--json", "status"]).output().unwrap();
     let error: Value = serde_json::from_slice(&output.stderr).unwrap();

@@ -6,13 +6,11 @@ use std::{
     process::{Command, Output},
 };
 
-use vramd_tests::{Daemon, programs::program};
+use vramd_tests::{Daemon, programs::copied};
 
 /// Runs `vramctl` as an ordinary user, in a node whose `/run` and `/tmp` this line of the shell has made.
 fn as_user(daemon: &Daemon, mounts: &str, arguments: &str) -> Output {
-    let copy = daemon.home().path().join("vramctl");
-    // Other users may have no access to the target folder.
-    fs::copy(program("vramctl"), &copy).unwrap();
+    let copy = copied("vramctl", daemon.home().path()).unwrap();
     let line = format!(
         "{mounts} && exec setpriv --reuid=20001 --regid=20001 --clear-groups {} {arguments}",
         copy.display()

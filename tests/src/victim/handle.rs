@@ -1,7 +1,6 @@
 //! A victim, as its watcher controls it.
 
 use std::{
-    fs,
     io::{BufRead as _, BufReader, Write as _},
     os::unix::process::CommandExt as _,
     path::{Path, PathBuf},
@@ -11,7 +10,7 @@ use std::{
 use anyhow::{Context as _, Result};
 
 use super::{Fate, Order, Report};
-use crate::programs::{program, spawn};
+use crate::programs::copied;
 
 /// Killed when it is dropped.
 #[derive(Debug)]
@@ -24,9 +23,8 @@ pub struct Victim {
 impl Victim {
     /// Copies the program to where every user can run it: beside the sockets.
     pub fn install(socket_dir: &Path) -> Result<PathBuf> {
-        let copy = socket_dir.with_file_name("victim");
-        fs::copy(program("victim"), &copy)?;
-        Ok(copy)
+        let folder = socket_dir.parent().context("the sockets lie in a folder")?;
+        Ok(copied("victim", folder)?)
     }
 
     /// Starts a victim, as another user if a uid is given.
@@ -36,7 +34,7 @@ impl Victim {
         if let Some(uid) = uid {
             command.uid(uid).gid(uid);
         }
-        let mut child = spawn(command.stdin(Stdio::piped()).stdout(Stdio::piped()))?;
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
         let input = child.stdin.take().context("its input is a pipe")?;
         let output = BufReader::new(child.stdout.take().context("its output is a pipe")?);
         Ok(Self { child, input, output })

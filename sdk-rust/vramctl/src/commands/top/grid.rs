@@ -225,7 +225,7 @@ pub(super) struct Grid {
 
 /// How a table is drawn.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Look {
+pub(super) struct TableLayout {
     pub(super) width: usize,
     /// Most lines of a table, its headings included; `None` for all.
     pub(super) height: Option<usize>,
@@ -258,7 +258,7 @@ impl Grid {
     }
 
     /// Draws headings and rows. A table that is too high shows the page with the selected row.
-    pub(super) fn lines(&self, look: &Look) -> Vec<Line<'static>> {
+    pub(super) fn lines(&self, look: &TableLayout) -> Vec<Line<'static>> {
         if self.rows.is_empty() {
             return Vec::new();
         }
@@ -278,7 +278,7 @@ impl Grid {
     }
 
     /// The rows of one page: the first, and the one after the last.
-    pub(super) fn page(&self, look: &Look) -> (usize, usize) {
+    pub(super) fn page(&self, look: &TableLayout) -> (usize, usize) {
         let Some(height) = look.height else { return (0, self.rows.len()) };
         let height = height.saturating_sub(usize::from(look.has_headings)).max(1);
         let selected = look.selected.unwrap_or(0);
@@ -297,7 +297,7 @@ impl Grid {
     }
 
     /// The columns that fit, with their widths.
-    fn fit(&self, look: &Look) -> Vec<Fitted> {
+    fn fit(&self, look: &TableLayout) -> Vec<Fitted> {
         let width_max = look.width;
         let text_max = (width_max / 3).max(TEXT_MIN);
         let natural = |(index, column): (usize, &Column)| {
@@ -333,7 +333,7 @@ impl Grid {
         fitted
     }
 
-    fn heading_line(&self, fitted: &[Fitted], look: &Look) -> Line<'static> {
+    fn heading_line(&self, fitted: &[Fitted], look: &TableLayout) -> Line<'static> {
         let cells = fitted.iter().map(|it| {
             let column = &self.columns[it.index];
             let mut heading = column.heading.to_owned();
@@ -392,7 +392,7 @@ fn row_line(
     row: &Row,
     fitted: &[Fitted],
     columns: &[Column],
-    look: &Look,
+    look: &TableLayout,
     is_selected: bool,
 ) -> Line<'static> {
     let mut spans: Vec<Span<'static>> = Vec::new();
@@ -416,7 +416,7 @@ fn row_line(
     line
 }
 
-fn note_lines(note: &str, look: &Look) -> Vec<Line<'static>> {
+fn note_lines(note: &str, look: &TableLayout) -> Vec<Line<'static>> {
     if note.is_empty() {
         return Vec::new();
     }

@@ -9,7 +9,7 @@ use ratatui::{
 };
 
 use super::{
-    grid::{Glyphs, Grid, Look, Tone, shortened, width, wrap},
+    grid::{Glyphs, Grid, TableLayout, Tone, shortened, width, wrap},
     view::{Connection, Message, Mode, Tab, View},
 };
 use crate::{
@@ -88,8 +88,8 @@ pub(super) fn page(view: &View, columns: usize) -> String {
 }
 
 /// A table without a selected row, and with all its rows.
-fn look(width: usize, glyphs: Glyphs) -> Look {
-    Look { width, height: None, glyphs, sort: None, selected: None, has_headings: true }
+fn look(width: usize, glyphs: Glyphs) -> TableLayout {
+    TableLayout { width, height: None, glyphs, sort: None, selected: None, has_headings: true }
 }
 
 fn heading(view: &View, columns: usize) -> Line<'static> {
@@ -175,7 +175,7 @@ fn body(view: &View, columns: usize, rows: usize) -> Vec<Line<'static>> {
 }
 
 /// The table whose rows can be selected.
-fn main_table(view: &View, grid: &Grid, look: Look, rows: usize) -> Vec<Line<'static>> {
+fn main_table(view: &View, grid: &Grid, look: TableLayout, rows: usize) -> Vec<Line<'static>> {
     if grid.rows.is_empty() {
         let text = if view.filter.is_empty() {
             "none".to_owned()
@@ -184,11 +184,11 @@ fn main_table(view: &View, grid: &Grid, look: Look, rows: usize) -> Vec<Line<'st
         };
         return vec![dim(text)];
     }
-    let look = Look { height: Some(rows), sort: view.sort(), selected: view.selected(grid), ..look };
+    let look = TableLayout { height: Some(rows), sort: view.sort(), selected: view.selected(grid), ..look };
     let mut lines = grid.lines(&look);
     if grid.page(&look) != (0, grid.rows.len()) && rows > 2 {
         // The place in a long table takes the last line.
-        let look = Look { height: Some(rows - 1), ..look };
+        let look = TableLayout { height: Some(rows - 1), ..look };
         lines = grid.lines(&look);
         let (first, last) = grid.page(&look);
         lines.push(dim(format!("rows {}-{last} of {}", first + 1, grid.rows.len())));
@@ -197,19 +197,19 @@ fn main_table(view: &View, grid: &Grid, look: Look, rows: usize) -> Vec<Line<'st
 }
 
 /// A table under its title, in at most so many lines.
-fn titled(grid: &Grid, look: &Look, rows_max: usize) -> Vec<Line<'static>> {
+fn titled(grid: &Grid, look: &TableLayout, rows_max: usize) -> Vec<Line<'static>> {
     if grid.rows.is_empty() {
         return vec![dim(format!("{}: none", grid.title))];
     }
     let title = format!("{}: {}", grid.title, grid.rows.len());
     let mut lines = vec![Line::from(Span::styled(title, Tone::Strong.style()))];
-    lines.extend(grid.lines(&Look { has_headings: rows_max >= LINES_WITH_HEADINGS, ..*look }));
+    lines.extend(grid.lines(&TableLayout { has_headings: rows_max >= LINES_WITH_HEADINGS, ..*look }));
     lines.truncate(rows_max);
     lines
 }
 
 /// The tiers with the least room first if not all fit.
-fn tiers(view: &View, look: &Look, rows_max: usize) -> Vec<Line<'static>> {
+fn tiers(view: &View, look: &TableLayout, rows_max: usize) -> Vec<Line<'static>> {
     let mut grid = view.scene().tiers();
     let all = grid.rows.len();
     if all < rows_max {
