@@ -148,6 +148,8 @@ struct Step {
     refused_batch: Option<line::needs::WaiterNeeds>,
     /// The event stored a change of quotas, or of the class or weight of a tenant.
     quotas_changed: bool,
+    /// A change of quotas began to be stored, so its guarantees count from some moment of the event on.
+    quotas_staged: bool,
     /// Quotas are others than before the event.
     limits_changed: bool,
     /// The event changed settings.

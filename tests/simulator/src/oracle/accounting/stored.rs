@@ -77,6 +77,7 @@ impl Oracle {
         });
         self.check_staged_guarantees(&staged.quotas);
         self.facts.staged = Some(staged);
+        self.step.quotas_staged = true;
         self.facts.quotas.get_mut().clear();
     }
 

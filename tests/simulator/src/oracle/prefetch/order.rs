@@ -289,6 +289,7 @@ impl Oracle {
     fn surely_had_room(&self, request: &RequestFacts, fetched: u64) -> bool {
         let Some(device) = request.device else { return false };
         let is_unsure = self.step.quotas_changed
+            || self.step.quotas_staged
             || self.step.settings_changed
             || self.facts.extents_ran_out
             || self.facts.places[device].surveys_left > 0;

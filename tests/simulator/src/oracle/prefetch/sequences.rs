@@ -445,22 +445,25 @@ impl Oracle {
         })
     }
 
-    /// Whether the tenant needs a part later than all steps for which the daemon makes requests on the device, or made them
-    /// before the event.
+    /// Whether a part certainly may leave for each step for which the daemon makes requests on the device, or made them
+    /// before the event: the tenant needs it later or, if no sequence names it, it ranks no higher.
     pub(crate) fn is_needed_behind_requests(
         &self,
         (part, tenant, device): (PartRef, Tenant, usize),
         broker: &Broker,
     ) -> bool {
         let facts = &self.facts.prefetches.sequences;
-        let Some((needed, _)) = facts.need_of(tenant, part) else { return true };
+        let need = facts.need_of(tenant, part);
         broker.prefetches().iter().chain(facts.own.values()).all(|view| {
             let place = view.place.and_then(|place| {
                 let sequence = facts.live.get(&(view.session, place.sequence))?;
                 (sequence.device == Some(device) && sequence.tenant == tenant)
                     .then_some((sequence, place.step))
             });
-            place.is_none_or(|(sequence, step)| needed > step.saturating_sub(sequence.begun.unwrap_or(0)))
+            place.is_none_or(|(sequence, step)| match need {
+                Some((needed, _)) => needed > step.saturating_sub(sequence.begun.unwrap_or(0)),
+                None => self.ranks_no_higher(part, sequence.parts_at(step)),
+            })
         })
     }
 
