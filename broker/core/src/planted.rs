@@ -92,7 +92,7 @@ mod bugs {
         JoinedCallUnanswered: "the second of two calls that wait for one operation is not answered", [DRAINS, CALLS];
         OperatorsLockedOut: "requests of operators find no place because clients have taken all", [CALLS];
         TenantsLockedOut: "a tenant without any request finds no place because others have taken all", [CALLS];
-        AnswerToWrongCall: "an answer goes to another waiting call", [CALLS, LINE_ORDER, DEVICES];
+        AnswerToWrongCall: "an answer goes to another waiting call", [CALLS, LINE_ORDER, DEVICES, LOADED];
         AnsweredTwice: "a repeated call is answered twice", [CALLS];
         RequestIdForgotten: "a repeated request is executed again", [REPEATS, CALLS, CALLERS, STORED];
         RequestsHalved: "half as many requests are remembered as promised", [CALLERS, REPEATS];
@@ -108,7 +108,7 @@ mod bugs {
         MapSentToClosedChannel: "a descriptor is sent to a session whose channel has ended", [FDS, FDS_SENT, OPS];
         TwoPacketsInFlight: "a second packet of descriptors is sent before the first is answered", [FDS_SENT];
         FdBudgetLeaked: "descriptors in flight to a session that is gone stay in the budget", [FDS];
-        ExtentOfAnotherTenant: "a session is sent an extent that backs another tenant's memory", [EXTENT_USE, EXTENT_TENANT, DEVICES, CACHE_REUSE, FILES];
+        ExtentOfAnotherTenant: "a session is sent an extent that backs another tenant's memory", [EXTENT_USE, EXTENT_TENANT, DEVICES, CACHE_REUSE, FILES, COPIES];
         CachedToAnotherTenant: "a cached extent is given to another tenant", [EXTENT_TENANT, CACHE_REUSE, LEDGER_ORACLE];
         CachedThoughRead: "an extent is cached although a reader of another tenant had it", [CACHED, CACHE_REUSE];
         CachedThoughCrashed: "an extent is cached although a session that mapped it ended without answering", [CACHED, CACHE_REUSE];
@@ -192,7 +192,7 @@ mod bugs {
         EndedAdviceKept: "a part that is no longer accessed in place stays mapped there", [IN_PLACE, MIGRATIONS];
         FetchedThoughAdvised: "a part that is to be accessed in place is fetched for a pin", [IN_PLACE, SENT];
         AdviceIgnored: "parts leave in the order of the policy whatever their owners say", [ADVISED_ORDER, SEQUENCE_ORDER];
-        ForbiddenAdviceOrders: "the advice of a tenant still orders its parts while an operator forbids it", [ADVISED_ORDER, EVICTION_ORDER];
+        ForbiddenAdviceOrders: "the advice of a tenant still orders its parts while an operator forbids it", [ADVISED_ORDER, EVICTION_ORDER, PLACEMENT];
         OverrideLost: "the advice of an operator is lost when the owner advises the same parts", [ADVISED_ORDER, CALLS];
         OverrideLeaks: "the advice of an operator for parts in a row is also given to the part behind them", [ADVISED_ORDER, CALLS];
         AdviceLeaks: "advice for parts in a row is also given to the part behind them", [ADVISED_ORDER, CALLS];

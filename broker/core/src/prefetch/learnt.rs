@@ -220,7 +220,8 @@ impl Learnt {
         })
     }
 
-    fn is_off(&self, allocation: AllocationId, tenant: TenantId) -> bool {
+    /// Whether too much that was brought of the allocation for the tenant was wasted.
+    pub(crate) fn is_off(&self, allocation: AllocationId, tenant: TenantId) -> bool {
         self.tallies.get(&(allocation, tenant)).is_some_and(|tally| tally.of.is_off)
     }
 

@@ -55,7 +55,9 @@ impl Broker {
         }
         planted!(self, NearestStepSkipped => shown = shown.without_nearest());
         planted!(self, LearntElsewhere => id = self.another_mapped_by(session, id));
-        if let Some(forecast) = shown.forecast {
+        // Parts that were just judged as wasted may have been too many.
+        let is_off = self.moves.prefetches.learnt.is_off(id, tenant);
+        if let Some(forecast) = shown.forecast.filter(|_| !is_off) {
             self.moves.prefetches.learnt.forecasts.insert((session, id), forecast);
             self.follow_ups.push(Fact::ForecastMade);
         }
