@@ -114,9 +114,17 @@ pub(super) struct Operator {
 }
 
 impl Operator {
-    /// Identifies the operator, or refuses the call with PERMISSION_DENIED.
+    /// Identifies the operator, or refuses the call with PERMISSION_DENIED. A process in a container is no operator: root
+    /// there may be anyone's, and has the uid of root here. One of which the kernel does not say that counts as such.
     pub(super) fn of<T>(request: &Request<T>, operators: &BTreeSet<u32>) -> Result<Self, Status> {
-        match origin(request)?.process()? {
+        let origin = origin(request)?;
+        let is_in_container = match &*origin.0 {
+            Connector::Known(peer) if operators.contains(&peer.uid) => peer.is_in_container().unwrap_or(true),
+            _ => false,
+        };
+        // Asked after that: what `/proc` showed was about the process that lives now.
+        match origin.process()? {
+            (peer, true) if is_in_container => Err(status::operator_in_container(peer.uid)),
             (peer, true) if operators.contains(&peer.uid) => Ok(Self { uid: peer.uid }),
             (peer, _) => Err(status::not_operator(peer.uid)),
         }

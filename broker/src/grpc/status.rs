@@ -66,6 +66,14 @@ pub(super) fn not_operator(uid: u32) -> Status {
     of_shell(Reason::NotOperator, "the caller is not one of the operators", [("uid", uid.to_string())])
 }
 
+pub(super) fn operator_in_container(uid: u32) -> Status {
+    of_shell(
+        Reason::NotOperator,
+        "the caller is in a pid namespace of its own, as in a container, so its uid makes it no operator. Call from the daemon's own pid namespace",
+        [("uid", uid.to_string())],
+    )
+}
+
 pub(super) fn too_many_watches(limit: usize) -> Status {
     let message = format!(
         "the node has its maximum of {limit} watches. End another watch, or raise limits.watches_max"

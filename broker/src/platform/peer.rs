@@ -66,6 +66,19 @@ impl Peer {
     pub fn has_ended(&self) -> bool {
         has_ended(&self.pidfd)
     }
+
+    /// Whether the process is in a pid namespace below the daemon's, as processes of containers are. Root of such a
+    /// container has uid 0 unless it has a user namespace too. A process never changes its own pid namespace.
+    pub fn is_in_container(&self) -> io::Result<bool> {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid))?;
+        is_in_inner_pid_namespace(&status).ok_or_else(|| io::ErrorKind::InvalidData.into())
+    }
+}
+
+/// `NSpid` has the number of the process in each pid namespace, from that of `/proc` down to its own.
+fn is_in_inner_pid_namespace(status: &str) -> Option<bool> {
+    let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
+    Some(numbers.split_ascii_whitespace().count() > 1)
 }
 
 /// Whether the process of a pidfd has ended.
@@ -136,7 +149,7 @@ mod tests {
         let (ours, _theirs) = UnixStream::pair().unwrap();
         let peer = Peer::of(ours.as_fd()).unwrap();
         assert_eq!(peer.pid, std::process::id());
-        assert!(!peer.has_ended());
+        assert!(!peer.has_ended() && !peer.is_in_container().unwrap());
     }
 
     #[test]
@@ -163,6 +176,13 @@ mod tests {
         child.wait().unwrap();
         assert!(peer.has_ended());
         assert!(matches!(Peer::of(connection.as_fd()), Err(Unidentified::Ended)));
+    }
+
+    #[test]
+    fn a_process_with_a_second_pid_is_in_a_container() {
+        assert_eq!(is_in_inner_pid_namespace("Pid:\t7\nNSpid:\t7\n"), Some(false));
+        assert_eq!(is_in_inner_pid_namespace("Pid:\t7\nNSpid:\t7\t1\nNSsid:\t7\n"), Some(true));
+        assert_eq!(is_in_inner_pid_namespace("Pid:\t7\n"), None);
     }
 
     #[test]

@@ -120,7 +120,7 @@ reasons! {
     NotOwner, "NOT_OWNER", PermissionDenied, ["allocation"],
         "The allocation belongs to another session or tenant.";
     NotOperator, "NOT_OPERATOR", PermissionDenied, ["uid"],
-        "The caller is not an operator: its uid is not in `daemon.operators`.";
+        "The caller is not an operator: its uid is not in `daemon.operators`, or it is in a container (another pid namespace).";
     SessionForeign, "SESSION_FOREIGN", PermissionDenied, ["session", "pid"],
         "The session belongs to the process that forked this one. The daemon never sends it.";
     AdviceForbidden, "ADVICE_FORBIDDEN", PermissionDenied, ["tenant"],

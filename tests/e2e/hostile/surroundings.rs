@@ -158,6 +158,29 @@ fn a_client_in_a_user_namespace_is_its_user_outside() {
 }
 
 #[test]
+fn root_of_a_container_is_no_operator_and_is_a_client() {
+    if !has_other_users("root_of_a_container_is_no_operator_and_is_a_client") {
+        return;
+    }
+    let daemon = Daemon::new();
+    let said = |command: &mut std::process::Command, argument: &str| {
+        command.env("VRAMD_SOCKET_DIR", daemon.sockets()).arg(argument);
+        let output = command.output().unwrap();
+        String::from_utf8([output.stdout, output.stderr].concat()).unwrap()
+    };
+    let contained = || {
+        let mut command = std::process::Command::new("unshare");
+        command.args(["--pid", "--fork", "--kill-child"]).arg(vramd_tests::programs::program("vramctl"));
+        command
+    };
+    let refused = said(&mut contained(), "status");
+    assert!(refused.contains("NOT_OPERATOR") && refused.contains("pid namespace"), "{refused}");
+    assert!(said(&mut contained(), "mine").starts_with("tenant uid-0\n"));
+    let outside = &mut std::process::Command::new(vramd_tests::programs::program("vramctl"));
+    assert!(said(outside, "status").contains("in service"));
+}
+
+#[test]
 fn users_whom_the_daemons_user_namespace_does_not_map_are_refused() {
     if !has_other_users("users_whom_the_daemons_user_namespace_does_not_map_are_refused") {
         return;
