@@ -157,19 +157,23 @@ impl TenantStore {
             Ok(Err(error)) => Err(error.into()),
             Err(_) => Err(ApplyError::Stopping),
         };
-        let mut refused = self.0.refused.write().unwrap_or_else(PoisonError::into_inner);
         match applied {
             Ok(changes) => {
-                *refused = None;
+                self.record_refused(None);
                 tracing::info!(source, changes = changes.len(), "tenants file read again");
             }
             Err(ApplyError::Stopping) => {}
             Err(error) => {
                 let problem = error.to_string();
                 tracing::warn!(source, problem, "tenants file refused: the values of before stay in force");
-                *refused = Some(problem);
+                self.record_refused(Some(problem));
             }
         }
+    }
+
+    /// Records why a later content of the file was refused; `None` once one is applied.
+    fn record_refused(&self, problem: Option<String>) {
+        *self.0.refused.write().unwrap_or_else(PoisonError::into_inner) = problem;
     }
 
     /// Applies the content of a tenants file, or says what it would change. `uid` is the operator's.
@@ -187,7 +191,11 @@ impl TenantStore {
         let parsed = tokio::task::spawn_blocking(move || TenantsFile::parse_bytes(&content)).await;
         let file = parsed.map_err(|_| ApplyError::Stopping)?;
         let file = file.map_err(|location| ApplyError::Wrong(source.clone(), location))?;
-        self.apply_file(file, source, uid, dry_run).await
+        let changes = self.apply_file(file, source, uid, dry_run).await?;
+        if !dry_run {
+            self.record_refused(None);
+        }
+        Ok(changes)
     }
 
     async fn apply_file(
