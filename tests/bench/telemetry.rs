@@ -1,5 +1,5 @@
 //! The cost of telemetry: a call's instructions, the throughput of 32 clients, one scrape, probes in a storm of scrapes,
-//! a start, and an idle daemon.
+//! a start, an idle daemon, and the live view.
 
 mod idle;
 mod instructions;
@@ -7,6 +7,7 @@ mod scrape;
 mod start;
 mod storm;
 mod throughput;
+mod top;
 
 use std::io::{self, Write as _};
 
@@ -56,6 +57,7 @@ pub(crate) fn run(quick: bool) -> Result<Results> {
     let storm = storm::run()?;
     let start = start::run(quick)?;
     let idle = idle::run(&sink, quick)?;
+    let top = top::run(quick)?;
     let cost = match instructions["on"]["ratio_to_off"].as_f64() {
         Some(instructions) => instructions.max(throughput.cost),
         None => throughput.cost,
@@ -73,6 +75,7 @@ pub(crate) fn run(quick: bool) -> Result<Results> {
             "storm": storm,
             "start": start,
             "idle": idle,
+            "top": top,
         }),
     })
 }

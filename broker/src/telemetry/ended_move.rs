@@ -40,32 +40,31 @@ impl MoveKind {
     /// The kinds that can happen on a device with these tiers below it: host, disk. Rare ones are left out: a failed
     /// or stopped return of a dropped part.
     pub(super) fn all(device: DeviceIndex, (host, disk): (bool, bool)) -> impl Iterator<Item = Self> {
+        use Cause::{Demand, Operator, Prefetch, Pressure, Rebalance, Speculation, WriteBack};
         let [device_tier, host_tier, disk_tier] = [Tier::Device, Tier::Host, Tier::Disk].map(tier_name);
-        let pairs = [
-            (host, host_tier, device_tier, &["moved", "failed", "stopped"][..]),
-            (disk, disk_tier, device_tier, &["moved", "failed", "stopped"]),
-            (host || disk, NOWHERE, device_tier, &["made"]),
-            (host, device_tier, host_tier, &["moved", "clean", "failed", "stopped"]),
-            (disk, device_tier, disk_tier, &["moved", "clean", "failed", "stopped"]),
-            (host && disk, host_tier, disk_tier, &["moved", "failed", "stopped"]),
-            (host && disk, disk_tier, host_tier, &["moved", "failed", "stopped"]),
-            (host || disk, device_tier, NOWHERE, &["dropped"]),
+        let arriving = &[Demand, Operator, Prefetch, Speculation][..];
+        let leaving = &[Demand, Operator, Prefetch, Pressure, Rebalance][..];
+        let copied = &["moved", "failed", "stopped"][..];
+        let left = &["moved", "clean", "failed", "stopped"][..];
+        let ways = [
+            (host, host_tier, device_tier, arriving, copied),
+            (disk, disk_tier, device_tier, arriving, copied),
+            (host || disk, NOWHERE, device_tier, arriving, &["made"][..]),
+            (host, device_tier, host_tier, leaving, left),
+            (host, device_tier, host_tier, &[WriteBack], copied),
+            (disk, device_tier, disk_tier, leaving, left),
+            (disk, device_tier, disk_tier, &[WriteBack], copied),
+            (host && disk, host_tier, disk_tier, &[Operator, Pressure], copied),
+            (host && disk, disk_tier, host_tier, &[Operator], left),
+            (host || disk, device_tier, NOWHERE, leaving, &["dropped"]),
         ];
-        let pairs = pairs.into_iter().filter(|(is_there, ..)| *is_there);
-        pairs.flat_map(move |(_, from, to, outcomes)| {
+        let ways = ways.into_iter().filter(|(is_there, ..)| *is_there);
+        ways.flat_map(move |(_, from, to, causes, outcomes)| {
             let direction = if to == device_tier { "in" } else { "out" };
-            let of_cause = move |cause: Cause| {
+            causes.iter().flat_map(move |cause| {
                 let cause = cause.name();
-                outcomes.iter().map(move |outcome| Self {
-                    device,
-                    direction,
-                    from,
-                    to,
-                    cause,
-                    outcome: *outcome,
-                })
-            };
-            Cause::ALL.into_iter().flat_map(of_cause)
+                outcomes.iter().map(move |outcome| Self { device, direction, from, to, cause, outcome })
+            })
         })
     }
 

@@ -7,25 +7,26 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use rustix::{
-    param::{clock_ticks_per_second, page_size},
-    process::{Resource, getrlimit},
-};
+use rustix::process::{Resource, getrlimit};
 
 /// The fields of `/proc/self/stat` behind the name, from the state on: user and system time, and the start.
 const USER_TIME: usize = 11;
 const SYSTEM_TIME: usize = 12;
 const STARTED: usize = 19;
+/// The kernel's `USER_HZ`, the unit of these times: the same on every architecture that the daemon runs on. To ask for
+/// it, rustix reads the kernel's vDSO, which valgrind hides, and the daemon would crash under valgrind.
+const TICKS_PER_SECOND: u64 = 100;
 
 /// Returns whole seconds.
 pub(super) fn cpu_seconds() -> Option<u64> {
     let ticks = stat(USER_TIME)?.checked_add(stat(SYSTEM_TIME)?)?;
-    ticks.checked_div(clock_ticks_per_second())
+    ticks.checked_div(TICKS_PER_SECOND)
 }
 
 pub(super) fn resident_bytes() -> Option<u64> {
-    let pages: u64 = fs::read_to_string("/proc/self/statm").ok()?.split(' ').nth(1)?.parse().ok()?;
-    pages.checked_mul(u64::try_from(page_size()).ok()?)
+    let status = fs::read_to_string("/proc/self/status").ok()?;
+    let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+    resident.trim().strip_suffix(" kB")?.parse::<u64>().ok()?.checked_mul(1024)
 }
 
 pub(super) fn open_fds() -> Option<u64> {
@@ -41,7 +42,7 @@ pub(super) fn max_fds() -> Option<u64> {
 pub(super) fn start_time() -> Option<u64> {
     let uptime = fs::read_to_string("/proc/uptime").ok()?;
     let uptime = Duration::from_secs_f64(uptime.split(' ').next()?.parse().ok()?);
-    let started = Duration::from_secs(stat(STARTED)?.checked_div(clock_ticks_per_second())?);
+    let started = Duration::from_secs(stat(STARTED)?.checked_div(TICKS_PER_SECOND)?);
     let now = SystemTime::now().duration_since(UNIX_EPOCH).ok()?;
     Some(now.checked_sub(uptime.checked_sub(started)?)?.as_secs())
 }
