@@ -137,9 +137,9 @@ pub const ALERTS: &[Alert] = &[
         expression: "(tenant_place:vramd_quota_fill:ratio > 0.95)\nand on (job, instance, vramd_tenant)\n(sum by (job, instance, vramd_tenant) (increase(vramd_tenant_refusals_total{vramd_refusal_reason=\"QUOTA_LIMIT\"}[10m])) > 0)",
         lasting: "5m",
         severity: Severity::Warning,
-        meaning: "a tenant has more than 95 % of a limit in use, and its requests are refused for that",
-        summary: "Tenant {{ $labels.vramd_tenant }} is at its limit on {{ $labels.instance }}",
-        description: "{{ $value | humanizePercentage }} of its limit in tier {{ $labels.vramd_tier }} of {{ $labels.hw_id }} is in use, and its requests are refused with QUOTA_LIMIT. Raise the limit, or have the tenant free memory.",
+        meaning: "a tenant has more than 95 % of a limit in use, and its requests are refused at this limit or at another of its limits",
+        summary: "Tenant {{ $labels.vramd_tenant }} is at a limit on {{ $labels.instance }}",
+        description: "{{ $value | humanizePercentage }} of its limit in tier {{ $labels.vramd_tier }} of {{ $labels.hw_id }} is in use, and its requests are refused with QUOTA_LIMIT at this limit or at another of the tenant. vramctl watch --kind refusal shows at which. Raise that limit, or have the tenant free memory.",
         section: "A request is refused",
     },
     Alert {
@@ -164,12 +164,12 @@ pub const ALERTS: &[Alert] = &[
     },
     Alert {
         name: "VramdTierNearlyFull",
-        expression: "(place:vramd_fill:ratio{vramd_tier!=\"device\"} > 0.9)\nor\n(\n  (place:vramd_fill:ratio{vramd_tier=\"device\"} > 0.95)\n  and on (job, instance)\n  (sum by (job, instance) (max_over_time(vramd_migration_queue_size[5m])) > 0)\n)",
+        expression: "(place:vramd_fill:ratio{vramd_tier=\"disk\"} > 0.9)\nor\n(\n  (place:vramd_fill:ratio{vramd_tier=\"host\"} > 0.9)\n  unless on (job, instance, hw_id)\n  (\n    (sum by (job, instance, hw_id) (vramd_memory_capacity_bytes{vramd_tier=\"disk\"}) > 0)\n    unless on (job, instance, hw_id)\n    (place:vramd_fill:ratio{vramd_tier=\"disk\"} > 0.9)\n  )\n)\nor\n(\n  (place:vramd_fill:ratio{vramd_tier=\"device\"} > 0.95)\n  and on (job, instance)\n  (sum by (job, instance) (max_over_time(vramd_migration_queue_size[5m])) > 0)\n)",
         lasting: "10m",
         severity: Severity::Warning,
-        meaning: "host memory or the disk is charged by more than 90 %, or a device by more than 95 % while programs wait for room",
+        meaning: "a disk is charged by more than 90 %, host memory by as much without room on disk, or a device by more than 95 % while programs wait",
         summary: "Tier {{ $labels.vramd_tier }} of {{ $labels.hw_id }} on {{ $labels.instance }} is nearly full",
-        description: "{{ $value | humanizePercentage }} of its capacity is charged. Below a device, new memory will find no backing and will be refused. On a device, programs wait for room.",
+        description: "{{ $value | humanizePercentage }} of its capacity is charged. Once host and disk are full, new memory cannot leave its device. Where a device is full, programs wait for room.",
         section: "A tier is nearly full",
     },
     Alert {
