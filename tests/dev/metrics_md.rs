@@ -14,7 +14,8 @@ const HEAD: &str = "\
 
 The daemon serves these metrics at `telemetry.prometheus_listen` and sends them to `telemetry.otlp_endpoint`, under the
 names of Prometheus and of OpenTelemetry. An up-down counter has no series while it is zero; counters and gauges show
-zeros. The states of `usage` add up to what is used. All tables of one collection are of the same moment.
+zeros. The states of `usage` add up to what is used. All tables of one collection are of the same moment. Names and
+units follow OpenTelemetry's conventions, except `process.*`: these have the names that Prometheus expects of a process.
 
 DCGM's exporter counts all memory as the daemon's. Join its series with these by UUID:
 `label_replace(DCGM_FI_DEV_FB_USED, \"hw_id\", \"$1\", \"UUID\", \"(.+)\")` is in MiB.

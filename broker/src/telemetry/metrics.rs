@@ -1,8 +1,9 @@
 //! Declares every metric of the daemon. The instruments and `docs/reference/metrics.md` are made from this table.
 //!
 //! Names and units follow OpenTelemetry's conventions: a name contains no unit, bytes are `By`, times are `s`, and counted
-//! things are `{thing}`. The values of a `usage` add up over its states. No id of an allocation, session or process is ever
-//! an attribute.
+//! things are `{thing}`. The metrics `process.*` are an exception: OpenTelemetry has other names for them, but Prometheus
+//! expects these, like `process_cpu_seconds_total`. The values of a `usage` add up over its states. No id of an allocation,
+//! session or process is ever an attribute.
 
 pub use super::attributes::*;
 
@@ -184,7 +185,7 @@ pub const PRESSURE_THRESHOLD: Definition = count(
     "1",
     &[PRESSURE_LEVEL],
     "The fill at which a device, or a tier below it, enters a level. Operators may change it while the daemon runs.",
-    "It moves when an operator changes it. `vramctl settings show` says since when; a restart brings the configuration back.",
+    "It moves when an operator changes it. `vramctl settings show` has it beside the configured one; a restart brings that back.",
 );
 pub const PRESSURE_FALL: Definition = count(
     MetricKind::Gauge,
@@ -483,7 +484,7 @@ pub const REFUSALS: Definition = count(
     "{refusal}",
     &[REFUSAL_SCOPE, REFUSAL_REASON],
     "Refusals to clients and operators, by scope and reason.",
-    "Look up the reason: each has its step in [the runbook](../operations/runbook.md#a-request-is-refused).",
+    "Look up the reason in [the page of errors](errors.md), which has all; [the runbook](../operations/runbook.md#a-request-is-refused) has steps for the most frequent.",
 );
 pub const TENANT_REFUSALS: Definition = count(
     MetricKind::Counter,
@@ -491,7 +492,7 @@ pub const TENANT_REFUSALS: Definition = count(
     "{refusal}",
     &[TENANT, REFUSAL_REASON],
     "Refusals to sessions of a tenant, by reason. When no series are left, further tenants are counted for the tenant `_other`.",
-    "Ask the tenant whether its programs suffer, and look up the reason in [the runbook](../operations/runbook.md#a-request-is-refused).",
+    "Ask the tenant whether its programs suffer, and look up the reason in [the page of errors](errors.md).",
 );
 pub const BUILD_INFO: Definition = count(
     MetricKind::Gauge,

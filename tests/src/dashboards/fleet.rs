@@ -129,7 +129,7 @@ pub(super) const DASHBOARD: Dashboard = Dashboard {
             )],
         ),
         panel(
-            "Which tenants hold the most?",
+            "Which tenants are charged the most?",
             "The ten tenants with the largest charge on devices, over all nodes.",
             Bytes,
             Stack,

@@ -11,7 +11,7 @@ pub(super) const DASHBOARD: Dashboard = Dashboard {
     name: "node",
     uid: "vramd-node",
     title: "vramd: node",
-    description: "The memory of a node: its holders, its moves and their causes, and the waits for it.",
+    description: "The memory of a node: its tenants, its moves and their causes, and the waits for it.",
     variables: &[INSTANCE, DEVICE],
     panels: &[
         panel(
@@ -262,7 +262,7 @@ pub(super) const DASHBOARD: Dashboard = Dashboard {
         ),
         panel(
             "Which requests are refused, and why?",
-            "Refusals a second by reason. The runbook has a step for each reason.",
+            "Refusals a second by reason. The page of errors (docs/reference/errors.md) has all reasons.",
             CountPerSecond,
             Stack,
             &[query(
@@ -371,13 +371,13 @@ pub(super) const DASHBOARD: Dashboard = Dashboard {
             ],
         ),
         panel(
-            "How much does each tenant hold, of which quota?",
+            "How much is each tenant charged, of which quota?",
             "Now, by tenant and place: the charge, the guarantee, which stays reserved, and the limit.",
             Bytes,
             Table,
             &[
                 query(
-                    "held",
+                    "charged",
                     r#"sum by (vramd_tenant, hw_id, vramd_tier) (vramd_quota_usage_bytes{instance=~"$instance",hw_id=~"$device"})"#,
                 ),
                 query(

@@ -55,13 +55,13 @@ pub(super) const DASHBOARD: Dashboard = Dashboard {
             )],
         ),
         panel(
-            "How much does it hold on the devices, of which quota?",
+            "How much is it charged on the devices, of which quota?",
             "The charge beside guarantee and limit. Above its guarantee, parts may leave when others need the room.",
             Bytes,
             Lines,
             &[
                 query(
-                    "held",
+                    "charged",
                     r#"sum(vramd_quota_usage_bytes{instance=~"$instance",hw_id=~"$device",vramd_tenant="$tenant",vramd_tier="device"})"#,
                 ),
                 query(
@@ -75,13 +75,13 @@ pub(super) const DASHBOARD: Dashboard = Dashboard {
             ],
         ),
         panel(
-            "How much does it hold in host memory, of which quota?",
+            "How much is it charged in host memory, of which quota?",
             "The charge, backing included, beside guarantee and limit in the host tier.",
             Bytes,
             Lines,
             &[
                 query(
-                    "held",
+                    "charged",
                     r#"sum(vramd_quota_usage_bytes{instance=~"$instance",hw_id=~"$device",vramd_tenant="$tenant",vramd_tier="host"})"#,
                 ),
                 query(
@@ -95,13 +95,13 @@ pub(super) const DASHBOARD: Dashboard = Dashboard {
             ],
         ),
         panel(
-            "How much does it hold on disk, of which quota?",
+            "How much is it charged on disk, of which quota?",
             "The charge, backing included, beside guarantee and limit in the disk tier.",
             Bytes,
             Lines,
             &[
                 query(
-                    "held",
+                    "charged",
                     r#"sum(vramd_quota_usage_bytes{instance=~"$instance",hw_id=~"$device",vramd_tenant="$tenant",vramd_tier="disk"})"#,
                 ),
                 query(
@@ -176,7 +176,7 @@ pub(super) const DASHBOARD: Dashboard = Dashboard {
         ),
         panel(
             "Why are its requests refused?",
-            "Refusals a second by reason. The runbook has a step for each reason.",
+            "Refusals a second by reason. The page of errors (docs/reference/errors.md) has all reasons.",
             CountPerSecond,
             Stack,
             &[query(
@@ -195,13 +195,13 @@ pub(super) const DASHBOARD: Dashboard = Dashboard {
             )],
         ),
         panel(
-            "How much does it hold in each place?",
+            "How much is it charged in each place?",
             "Now, by node and place: the charge, the guarantee, which stays reserved, and the limit.",
             Bytes,
             Table,
             &[
                 query(
-                    "held",
+                    "charged",
                     r#"sum by (instance, hw_id, vramd_tier) (vramd_quota_usage_bytes{instance=~"$instance",hw_id=~"$device",vramd_tenant="$tenant"})"#,
                 ),
                 query(
