@@ -44,15 +44,11 @@ impl Warning {
 
     const fn message(&self) -> &'static str {
         match self {
-            Self::NoCgroup { .. } => {
-                "no cgroup matches a rule of [[tenants]] now: its clients are charged by the next rule that fits, or as uid-N"
-            }
+            Self::NoCgroup { .. } => "no cgroup matches a rule of [[tenants]]",
             Self::NothingLeft { .. } => {
                 "memory.device_share and memory.margin leave nothing of a device: it serves no memory"
             }
-            Self::NoHostTier { .. } => {
-                "no host tier: too little memory is free for one part, so memory leaves a device only for disk or files"
-            }
+            Self::NoHostTier { .. } => "no host tier: too little memory is free",
             Self::DamagedCopy { .. } => {
                 "the copy of the quotas before the last change is damaged: a start with --reset-state would go on with those of no tenant"
             }

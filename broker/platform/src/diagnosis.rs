@@ -124,7 +124,7 @@ fn tiers(readings: &Readings, platform: Platform, share: HostShare) -> Vec<Strin
         let when = match (daemon.host_bytes, daemon.host_pinned_from_start) {
             (0, _) => "",
             (_, true) => ", pinned from the start",
-            (_, false) => ", pinned with use",
+            (_, false) => ", pinned as parts arrive",
         };
         return vec![
             format!("device: {}", of_devices.join(", ")),

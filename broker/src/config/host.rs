@@ -80,7 +80,7 @@ pub(super) fn for_all_devices(each: Bytes, devices: usize) -> Bytes {
 }
 
 /// Chooses the host tier of each device. A configured size is checked against the machine, and pinned from the start.
-/// An automatic one is a share of what is free now, and pinned with use, so that an idle daemon takes nothing.
+/// An automatic one is a share of what is free now, and pinned as parts arrive, so that an idle daemon takes nothing.
 pub fn host_tier(
     memory: &Memory,
     devices: usize,

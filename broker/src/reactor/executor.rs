@@ -446,7 +446,7 @@ fn digest_error(error: CopyError) -> DigestError {
 fn log_pinned_host(node: HostNode, pinned: Bytes, problem: Option<&DriverError>) {
     let pinned_bytes = pinned.get();
     match problem {
-        // Memory that is pinned with use begins with nothing.
+        // Memory that is pinned as parts arrive begins with nothing.
         None if pinned.is_zero() => {}
         None => tracing::info!(%node, pinned_bytes, "host memory is pinned ahead of need"),
         Some(problem) => tracing::warn!(
