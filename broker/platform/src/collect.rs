@@ -127,7 +127,6 @@ fn process(program: &str) -> ProcessReadings {
         open_files_hard: files.maximum,
         locked_memory_bytes: getrlimit(Resource::Memlock).current,
         may_lock_all: effective.is_some_and(|bits| bits & IPC_LOCK != 0),
-        in_kubernetes: env::var_os("KUBERNETES_SERVICE_HOST").is_some() || table.contains("kubepods"),
         cgroup,
         cgroup_memory_bytes: cgroup::memory_limit().map(vramd_types::Bytes::get),
         cgroup_memory_left_bytes: cgroup::memory_left().map(vramd_types::Bytes::get),

@@ -193,7 +193,8 @@ fn limits(readings: &Readings, detected: &Detected, share: HostShare) -> Vec<Fin
         add("open files", text, "LimitNOFILE=1048576");
     }
     let words = daemon.map_or(WORDS_DEFAULT, |daemon| daemon.words_per_session_max);
-    if let Some(count) = readings.max_map_count.filter(|count| *count < words + OWN_MAPPINGS) {
+    // The usual setting of kernels, 65530, is a few mappings below the default: that stands in nobody's way.
+    if let Some(count) = readings.max_map_count.filter(|count| *count < words - words / 10) {
         let text = format!(
             "vm.max_map_count is {count}: a client can map {} parts, fewer than limits.words_per_session_max = {words}",
             count.saturating_sub(OWN_MAPPINGS)
@@ -204,7 +205,11 @@ fn limits(readings: &Readings, detected: &Detected, share: HostShare) -> Vec<Fin
             &format!("sysctl vm.max_map_count={}", (words + OWN_MAPPINGS).next_power_of_two()),
         );
     }
-    if let (Some(limit), Some(left)) = (process.cgroup_memory_bytes, process.cgroup_memory_left_bytes) {
+    // Beyond what the node has free, the cgroup bounds nothing.
+    let binds = |left: &u64| readings.memory.available_bytes.is_none_or(|available| *left < available);
+    if let (Some(limit), Some(left)) =
+        (process.cgroup_memory_bytes, process.cgroup_memory_left_bytes.filter(binds))
+    {
         let text =
             format!("the cgroup of the process may have {}, of which {} are left", size(limit), size(left));
         add(

@@ -150,9 +150,6 @@ pub struct ProcessReadings {
     /// Kinds of namespaces that are not the host's: `cgroup`, `ipc`, `pid`, `user`.
     #[serde(default)]
     pub own_namespaces: Vec<String>,
-    /// Whether it runs in a pod.
-    #[serde(default)]
-    pub in_kubernetes: bool,
 }
 
 /// The choices of a running daemon.
