@@ -45,13 +45,17 @@ and know which panel answers which question. [Telemetry](telemetry.md) says how 
      - /etc/prometheus/vramd-alerts.yml
    ```
 
-2. Copy [the rules](../../deploy/prometheus) to those paths. Each alert has a `runbook_url` relative to the root of this
+2. Copy [the rules](../../deploy/prometheus) to those paths. The Debian package has them, and the dashboards, in
+   `/usr/share/vramd`, and the tarball in `share/vramd`. Each alert has a `runbook_url` relative to the root of this
    repository, since no address of it is fixed. Put the address of your copy of the repository in front of it:
    `sed -i 's|runbook_url: |&https://git.example.com/vramd/blob/main/|' vramd-alerts.yml`.
    If you publish the book (`make book`), whose pages end in `.html`, use instead:
    `sed -i -E 's|(runbook_url: )docs/(.+)[.]md|\\1https://docs.example.com/\\2.html|' vramd-alerts.yml`.
 3. In Grafana choose *Dashboards*, *New*, *Import*, and upload each file of [deploy/grafana](../../deploy/grafana). Or
    put the files into a folder of Grafana's provisioning. Then choose your Prometheus in the dashboard's first list.
+
+In a cluster with the Prometheus operator the chart does all of this: `metrics.serviceMonitor.enabled`,
+`metrics.rules.enabled` and `metrics.dashboards.enabled` ([Kubernetes](kubernetes.md#metrics-in-a-cluster)).
 
 The dashboards use no recorded series, so they also work without the rules; only the two panels of alerts stay empty. A
 panel of an amount that is zero stays empty too, because the daemon has no series for it.
