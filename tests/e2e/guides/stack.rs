@@ -147,6 +147,8 @@ fn compose_file_is_accepted_and_names_what_exists() {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let config: Value = serde_json::from_slice(&output.stdout).unwrap();
     let mut mounted = 0;
+    let rights = ["CHOWN", "DAC_READ_SEARCH", "IPC_LOCK", "KILL", "SYS_PTRACE"];
+    assert_eq!(config["services"]["vramd"]["cap_add"], serde_json::json!(rights));
     for (name, service) in config["services"].as_object().unwrap() {
         let image = service["image"].as_str().unwrap_or_default();
         if let Some(build) = service["build"].as_object() {
@@ -158,6 +160,11 @@ fn compose_file_is_accepted_and_names_what_exists() {
             assert!(version.contains('.'), "{name}: {image} is not pinned");
         }
         for volume in service["volumes"].as_array().into_iter().flatten() {
+            if volume["target"] == "/run/vramd" {
+                assert_eq!(service["cap_drop"], serde_json::json!(["ALL"]), "{name}");
+                assert_eq!(service["security_opt"], serde_json::json!(["no-new-privileges"]), "{name}");
+                assert_eq!(volume["read_only"] == true, name != "vramd", "{name}: {volume}");
+            }
             if volume["type"] == "bind" {
                 let source = volume["source"].as_str().unwrap();
                 assert!(Path::new(source).exists(), "{name}: {source} is missing");
