@@ -193,7 +193,7 @@ fn limits(readings: &Readings, detected: &Detected, share: HostShare) -> Vec<Fin
         add("open files", text, "LimitNOFILE=1048576");
     }
     let words = daemon.map_or(WORDS_DEFAULT, |daemon| daemon.words_per_session_max);
-    // The usual setting of kernels, 65530, is a few mappings below the default: that stands in nobody's way.
+    // The usual setting of kernels, 65530, is a few mappings below the default, which stands in no way.
     if let Some(count) = readings.max_map_count.filter(|count| *count < words - words / 10) {
         let text = format!(
             "vm.max_map_count is {count}: a client can map {} parts, fewer than limits.words_per_session_max = {words}",
