@@ -183,7 +183,7 @@ impl Learnt {
     /// Records a call of a session for parts of an allocation in a row.
     pub(crate) fn record_call(
         &mut self,
-        (allocation, (session, tenant)): (AllocationId, (SessionId, TenantId)),
+        (allocation, session): (AllocationId, SessionId),
         (first, count): (u32, u32),
         (part_count, pattern): (u32, Option<Pattern>),
         now: Time,
@@ -203,7 +203,7 @@ impl Learnt {
         let (next, goes_on) = order.after(first, count, now);
         *order = next;
         let repeats = if pattern.is_some() { REPEATS_ADVISED } else { REPEATS };
-        let forecast = (next.repeats >= repeats && !self.is_off(allocation, tenant)).then(|| {
+        let forecast = (next.repeats >= repeats).then(|| {
             let ahead = next.ahead(part_count).take(SPECULATION_STEPS_MAX);
             Forecast { steps: ahead.map(|first| (first, count)).collect(), step_time: next.step_time }
         });
@@ -300,8 +300,7 @@ mod tests {
     fn forecasts(calls: &[u32], pattern: Option<Pattern>) -> Vec<Vec<u32>> {
         let mut learnt = Learnt::default();
         let call = |first: &u32| {
-            let shown =
-                learnt.record_call((ID, (ONE, TENANT)), (*first, 1), (16, pattern), Time::from_micros(0));
+            let shown = learnt.record_call((ID, ONE), (*first, 1), (16, pattern), Time::from_micros(0));
             shown.forecast.map(|it| it.steps.iter().map(|(first, _)| *first).collect()).unwrap_or_default()
         };
         calls.iter().map(call).collect()

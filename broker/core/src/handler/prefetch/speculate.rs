@@ -43,7 +43,7 @@ impl Broker {
         let calls = (first.part.0, count);
         planted!(self, SpeculationNeverOff => self.moves.prefetches.learnt.begin_anew(id));
         let shown = self.moves.prefetches.learnt.record_call(
-            (id, (session, tenant)),
+            (id, session),
             calls,
             (part_count, pattern),
             self.shell.now,
@@ -56,9 +56,9 @@ impl Broker {
         planted!(self, NearestStepSkipped => shown = shown.without_nearest());
         planted!(self, LearntElsewhere => id = self.another_mapped_by(session, id));
         // Parts that were just judged as wasted may have been too many.
-        let is_off = self.moves.prefetches.learnt.is_off(id, tenant);
-        if let Some(forecast) = shown.forecast.filter(|_| !is_off) {
-            self.moves.prefetches.learnt.forecasts.insert((session, id), forecast);
+        let learnt = &mut self.moves.prefetches.learnt;
+        if let Some(forecast) = shown.forecast.filter(|_| !learnt.is_off(id, tenant)) {
+            learnt.forecasts.insert((session, id), forecast);
             self.follow_ups.push(Fact::ForecastMade);
         }
     }
