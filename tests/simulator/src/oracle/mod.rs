@@ -308,7 +308,10 @@ impl Oracle {
                     }
                     self.record_retention(*allocation, parts, (Adviser::Owner, Some(change)));
                 }
-                self.record_prefetched_in_place(*allocation, *advice);
+                if *advice == Advice::UnsetAccessedBy {
+                    let parts: Vec<_> = self.facts.parts_of(*allocation).collect();
+                    self.record_prefetched_in_place(parts);
+                }
             }
             Command::Notice(Notice::OperatorAdvised { allocation, parts, change, .. }) => {
                 self.record_retention(*allocation, Some(*parts), (Adviser::Operator, *change));

@@ -137,6 +137,7 @@ impl Oracle {
     pub(crate) fn record_read_in_place_end(&mut self, part: PartRef) {
         let was_read = self.facts.read_in_place.remove(&part);
         self.expect(PLACEMENT, was_read, || format!("{part:?} is no longer read in place, and never was"));
+        self.record_prefetched_in_place([part]);
         // Its owner may have advised by now that it is read there.
         if !self.is_advised(part) && self.may_need_unmap(part) {
             self.facts.in_place_to_unmap.insert(part);

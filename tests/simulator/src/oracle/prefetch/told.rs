@@ -4,11 +4,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use broker_core::{
-    Advice, Broker, ChannelId, ClientRequest, MigrationState, MoveView, OperatorRequest, PartRef,
-    PrefetchPhase, PrefetchSpec, PrefetchState, PrefetchView, Refusal, Target, Tier,
+    Broker, ChannelId, ClientRequest, MigrationState, MoveView, OperatorRequest, PartRef, PrefetchPhase,
+    PrefetchSpec, PrefetchState, PrefetchView, Refusal, Target, Tier,
     invariants::{PREFETCH_HELD, PREFETCH_TOLD, SEQUENCE_HELD},
 };
-use vramd_types::{AllocationId, SessionId};
+use vramd_types::SessionId;
 
 use super::{PrefetchId, RequestFacts, Told};
 use crate::oracle::{
@@ -202,15 +202,15 @@ impl Oracle {
         });
     }
 
-    /// Records that the owner ended the access in place: parts that lay in host memory for requests are there no longer.
-    pub(crate) fn record_prefetched_in_place(&mut self, id: AllocationId, advice: Advice) {
-        if advice != Advice::UnsetAccessedBy {
-            return;
-        }
-        let parts: Vec<_> = self.facts.parts_of(id).collect();
-        for request in self.facts.prefetches.requests.values_mut() {
-            let named = parts.iter().filter(|part| request.spec.parts.contains(part));
-            request.touched.extend(named);
+    /// Records that parts are no longer to be read in place: if they lay in host memory for requests, they may be there no
+    /// longer.
+    pub(crate) fn record_prefetched_in_place(&mut self, parts: impl IntoIterator<Item = PartRef>) {
+        for part in parts {
+            for request in self.facts.prefetches.requests.values_mut() {
+                if request.spec.parts.contains(&part) {
+                    request.touched.insert(part);
+                }
+            }
         }
     }
 
