@@ -154,10 +154,13 @@ fn a_stopped_clients_prefetches_keep_no_room_from_others() {
     assert_eq!(prefetch.wait().unwrap(), READY);
     assert!(scene.daemon.state().sessions.iter().all(|it| it.state() == SessionState::Live));
     probe.signal(Signal::CONT);
-    let told = probe.ask("sdk prefetched");
-    let is_dropped = |end: &Value| end.as_str().is_some_and(|end| end.starts_with("Dropped"));
-    let ends = told["ends"].as_array().expect("a list");
-    assert!(ends.len() == 2 && ends.iter().all(is_dropped), "{told}");
+    let is_dropped = |state: &Value| state.as_str().is_some_and(|it| it.starts_with("Dropped"));
+    // It was told that they are ready, then that they are dropped, and reads both only now.
+    until("it has read what it was told last", || {
+        let told = probe.ask("sdk prefetches");
+        let states = told["states"].as_array().expect("a list");
+        states.len() == 2 && states.iter().all(is_dropped)
+    });
     assert_intact(&mut probe);
     probe.leave();
     scene.assert_served(&prefetch);

@@ -202,6 +202,10 @@ impl Sdk {
                 }
             }
             // Waits for the ends of all requests.
+            "prefetches" => {
+                let states = self.requests.iter().map(|it| Ok(format!("{:?}", it.state()?)));
+                json!({ "states": states.collect::<Result<Vec<_>>>()? })
+            }
             "prefetched" => {
                 let ends = self.requests.drain(..).map(|it| Ok(format!("{:?}", it.wait()?)));
                 json!({ "ends": ends.collect::<Result<Vec<_>>>()? })
