@@ -184,10 +184,10 @@ impl Client {
     #[pyo3(
         signature = (
             path, *, offset = 0, size = None, name = None, device = None, lifetime = "session", readers = Vec::new(),
-            part_size = None, replace = false, unpinned = false, wait = 0.0
+            part_size = None, replace = false, unpinned = false, copy = true, wait = 0.0
         ),
         text_signature = "($self, path, *, offset=0, size=None, name=None, device=None, lifetime='session', readers=(), \
-                          part_size=None, replace=False, unpinned=False, wait=0.0)"
+                          part_size=None, replace=False, unpinned=False, copy=True, wait=0.0)"
     )]
     #[expect(clippy::too_many_arguments, reason = "Python has names for them")]
     fn load(
@@ -203,6 +203,7 @@ impl Client {
         part_size: Option<Size>,
         replace: bool,
         unpinned: bool,
+        copy: bool,
         wait: f64,
     ) -> PyResult<Py<Sealed>> {
         let sized = size.map_or_else(AllocationRequest::whole_file, |size| AllocationRequest::new(size.0));
@@ -210,6 +211,9 @@ impl Client {
         request = request.replace(replace).wait(arguments::wait(wait)?);
         if unpinned {
             request = request.unpinned();
+        }
+        if !copy {
+            request = request.in_place_only();
         }
         let shared = self.claim(py, |sdk| sdk.load(path, offset, request).map(Handle::Sealed))?;
         Sealed::create(py, shared)

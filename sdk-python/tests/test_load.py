@@ -34,7 +34,7 @@ def is_intact(sealed: vramd.Sealed) -> bool:
 
 
 def test_immutable_file_is_the_backing(loading: vramd.Client, models: pathlib.Path) -> None:
-    sealed = loading.load(models / "m", offset=HEADER, name="m", part_size="2MiB", unpinned=True)
+    sealed = loading.load(models / "m", offset=HEADER, name="m", part_size="2MiB", unpinned=True, copy=False)
     info = loading.describe("m")
     assert (info.file, info.in_file, info.charged) == (str(models.resolve() / "m"), 6 * MIB, 0)
     assert (info.size, info.state) == (len(WEIGHTS), "sealed")
@@ -53,6 +53,12 @@ def test_mutable_file_is_copied(client: vramd.Client, models: pathlib.Path) -> N
     assert info.copied_because is None, "the daemon knows no file of it"
     (models / "m").write_bytes(b"other")
     assert is_intact(sealed)
+
+
+def test_mutable_file_is_refused_without_a_copy(client: vramd.Client, models: pathlib.Path) -> None:
+    with pytest.raises(vramd.FailedPrecondition, match="may change") as refused:
+        client.load(models / "m", name="m", copy=False)
+    assert refused.value.reason == "FILE_MUTABLE" and not client.list()
 
 
 def test_range_of_a_file_is_loaded(loading: vramd.Client, models: pathlib.Path) -> None:

@@ -109,13 +109,14 @@ class Client:
         part_size: int | str | None = None,
         replace: bool = False,
         unpinned: bool = False,
+        copy: bool = True,
         wait: float = 0.0,
     ) -> Sealed:
         """Loads a file from `offset` on, up to its end unless `size` is given, as sealed memory.
 
         If the daemon knows that the file never changes (fs-verity, or the operator's `files.immutable_paths`), the
         file itself is the backing: unused parts leave the device without a copy, and cost nothing there. Any other
-        file is copied. If an immutable file is changed after all, accesses raise `ContentLost`. Loading takes as long
+        file is copied, or with `copy=False` refused (`FILE_MUTABLE`). If an immutable file is changed after all, accesses raise `ContentLost`. Loading takes as long
         as reading the file, at most the client's timeout and a second more for each 16 MiB. `wait` counts only if the
         file is copied; the other arguments are those of `allocate`.
         """

@@ -70,7 +70,7 @@ pub(crate) async fn load(
     }
     let span = style.run_blocking(move || Span::open(path, offset)).await?;
     match by_daemon(style, session, &span, &request).await {
-        Err(error) if error.reason() == Some(Reason::FileMutable) => {
+        Err(error) if error.reason() == Some(Reason::FileMutable) && !request.is_in_place_only => {
             let mut handle = by_copy(style, session, span, request).await?;
             handle.set_copied_because(match error {
                 Error::FileMutable { problem, .. } => problem,

@@ -19,6 +19,8 @@ pub struct AllocationRequest {
     pub(crate) wait: Duration,
     /// As many bytes as the file has.
     is_whole_file: bool,
+    /// A file that may change is refused instead of copied.
+    pub(crate) is_in_place_only: bool,
 }
 
 impl AllocationRequest {
@@ -29,12 +31,20 @@ impl AllocationRequest {
             lifetime: v1::Lifetime::Session.into(),
             ..Default::default()
         };
-        Self { spec, request_id: None, wait: Duration::ZERO, is_whole_file: false }
+        Self { spec, request_id: None, wait: Duration::ZERO, is_whole_file: false, is_in_place_only: false }
     }
 
     /// A request for [`crate::Client::load`]: all bytes of the file, from the offset on.
     pub fn whole_file() -> Self {
         Self { is_whole_file: true, ..Self::new(Bytes::ZERO) }
+    }
+
+    /// For [`crate::Client::load`]: a file that may change is not copied but refused, with
+    /// [`crate::Error::FileMutable`].
+    #[must_use]
+    pub fn in_place_only(mut self) -> Self {
+        self.is_in_place_only = true;
+        self
     }
 
     /// The bytes of a file that it asks for; none for all of them.

@@ -169,6 +169,23 @@ fn a_file_that_may_change_is_copied_and_has_backing() {
 }
 
 #[test]
+fn a_file_that_may_change_is_refused_in_place_only() {
+    let models = Models::new();
+    let (path, weights) = models.model("llama", MIB_2 + 5);
+    let elsewhere = Models::new();
+    let daemon = Daemon::start(&node("16MiB", &elsewhere));
+    let client = connect(&daemon);
+    let request = || request().in_place_only();
+    let refused = client.load(&path, HEADER, request()).unwrap_err();
+    assert!(matches!(&refused, Error::FileMutable { .. }), "{refused:?}");
+    drop(client);
+    assert_nothing_left(&daemon);
+    let daemon = Daemon::start(&node("16MiB", &models));
+    let client = connect(&daemon);
+    is_intact(&client.load(&path, HEADER, request()).unwrap(), &weights);
+}
+
+#[test]
 fn changed_bytes_of_a_loaded_file_are_never_served() {
     let models = Models::new();
     let (path, weights) = models.model("llama", 4 * MIB_2);
