@@ -311,7 +311,8 @@ mod tests {
         child.kill().unwrap();
         child.wait().unwrap();
         // Its pid now names this process.
-        let peer = Peer { pidfd, ..this() };
+        let mut peer = this();
+        peer.pidfd = pidfd;
         let file = File::open("/proc/self/exe").unwrap();
         let number = u32::try_from(file.as_raw_fd()).unwrap();
         assert_eq!(reopen_by_path(&peer, number).unwrap_err(), Errno::SRCH);

@@ -3,6 +3,7 @@
 use std::{
     io,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
+    sync::OnceLock,
 };
 
 use rustix::{
@@ -11,7 +12,10 @@ use rustix::{
 };
 use thiserror::Error;
 
-use super::credentials::{self, Credentials};
+use super::{
+    credentials::{self, Credentials},
+    process::status_field,
+};
 
 /// The process that connected. Credentials are those at connect time: a process that passes its socket on passes its
 /// identity on.
@@ -22,6 +26,7 @@ pub struct Peer {
     pub uid: u32,
     pub gid: u32,
     pub pidfd: OwnedFd,
+    is_in_container: OnceLock<bool>,
 }
 
 /// Why the daemon cannot identify a peer and so cannot charge a tenant.
@@ -57,7 +62,8 @@ impl Peer {
             }
             Err(error) => return Err(Unidentified::Unknown(error)),
         };
-        let peer = Self { pid, uid: credentials.uid, gid: credentials.gid, pidfd };
+        let peer =
+            Self { pid, uid: credentials.uid, gid: credentials.gid, pidfd, is_in_container: OnceLock::new() };
         if peer.has_ended() { Err(Unidentified::Ended) } else { Ok(peer) }
     }
 
@@ -68,17 +74,20 @@ impl Peer {
     }
 
     /// Whether the process is in a pid namespace below the daemon's, as processes of containers are. Root of such a
-    /// container has uid 0 unless it has a user namespace too. A process never changes its own pid namespace.
+    /// container has uid 0 unless it has a user namespace too. A process never changes its own pid namespace, so the
+    /// kernel is asked once.
     pub fn is_in_container(&self) -> io::Result<bool> {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid))?;
-        is_in_inner_pid_namespace(&status).ok_or_else(|| io::ErrorKind::InvalidData.into())
+        if let Some(known) = self.is_in_container.get() {
+            return Ok(*known);
+        }
+        let found = has_inner_pid(&status_field(self.pid, "NSpid")?);
+        Ok(*self.is_in_container.get_or_init(|| found))
     }
 }
 
 /// `NSpid` has the number of the process in each pid namespace, from that of `/proc` down to its own.
-fn is_in_inner_pid_namespace(status: &str) -> Option<bool> {
-    let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
-    Some(numbers.split_ascii_whitespace().count() > 1)
+fn has_inner_pid(numbers: &str) -> bool {
+    numbers.split_ascii_whitespace().count() > 1
 }
 
 /// Whether the process of a pidfd has ended.
@@ -113,10 +122,9 @@ fn pidfd_by_number(credentials: Credentials) -> io::Result<OwnedFd> {
 
 /// Reads the uid from `/proc/PID/status`: the directory's owner is root for processes that may not be dumped.
 fn effective_uid(pid: i32) -> io::Result<u32> {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
-    let uids = status.lines().find_map(|line| line.strip_prefix("Uid:"));
-    uids.and_then(|uids| uids.split_ascii_whitespace().nth(1)?.parse().ok())
-        .ok_or_else(|| io::ErrorKind::InvalidData.into())
+    let uids = status_field(pid, "Uid")?;
+    let effective = uids.split_ascii_whitespace().nth(1).and_then(|uid| uid.parse().ok());
+    effective.ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
 
 /// The uid that stands for users whom this user namespace does not map.
@@ -180,9 +188,7 @@ mod tests {
 
     #[test]
     fn a_process_with_a_second_pid_is_in_a_container() {
-        assert_eq!(is_in_inner_pid_namespace("Pid:\t7\nNSpid:\t7\n"), Some(false));
-        assert_eq!(is_in_inner_pid_namespace("Pid:\t7\nNSpid:\t7\t1\nNSsid:\t7\n"), Some(true));
-        assert_eq!(is_in_inner_pid_namespace("Pid:\t7\n"), None);
+        assert!(has_inner_pid("7\t1") && !has_inner_pid("7"));
     }
 
     #[test]

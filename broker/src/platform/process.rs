@@ -4,7 +4,7 @@
 //! reports it, so the daemon compares what the kernel shows of the program. The file takes no lock that the process
 //! could hold, so a read never waits for it.
 
-use std::{fs, io};
+use std::{fmt, fs, io};
 
 use thiserror::Error;
 
@@ -31,6 +31,16 @@ pub fn check_proc() -> Result<(), ForeignProc> {
         Some(own) if own != pid => Err(ForeignProc { own, pid }),
         _ => Ok(()),
     }
+}
+
+/// Reads a field of `/proc/PID/status`, without the blanks around it. The pid may be `self`.
+pub fn status_field(pid: impl fmt::Display, name: &str) -> io::Result<String> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
+    find_field(&status, name).map(str::to_owned).ok_or_else(|| io::ErrorKind::InvalidData.into())
+}
+
+fn find_field<'a>(status: &'a str, name: &str) -> Option<&'a str> {
+    status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim)
 }
 
 /// The state of a process, as the kernel shows it.

@@ -9,6 +9,8 @@ use std::{
 
 use rustix::process::{Resource, getrlimit};
 
+use crate::platform::process::status_field;
+
 /// The fields of `/proc/self/stat` behind the name, from the state on: user and system time, and the start.
 const USER_TIME: usize = 11;
 const SYSTEM_TIME: usize = 12;
@@ -24,9 +26,8 @@ pub(super) fn cpu_seconds() -> Option<u64> {
 }
 
 pub(super) fn resident_bytes() -> Option<u64> {
-    let status = fs::read_to_string("/proc/self/status").ok()?;
-    let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
-    resident.trim().strip_suffix(" kB")?.parse::<u64>().ok()?.checked_mul(1024)
+    let resident = status_field("self", "VmRSS").ok()?;
+    resident.strip_suffix(" kB")?.parse::<u64>().ok()?.checked_mul(1024)
 }
 
 pub(super) fn open_fds() -> Option<u64> {
