@@ -33,11 +33,11 @@ def interrupted(call: Callable[[], object]) -> None:
 
 @contextmanager
 def stopped(daemon: Daemon) -> Iterator[None]:
-    daemon.process.send_signal(signal.SIGSTOP)
+    os.kill(daemon.pid, signal.SIGSTOP)
     try:
         yield
     finally:
-        daemon.process.send_signal(signal.SIGCONT)
+        os.kill(daemon.pid, signal.SIGCONT)
 
 
 @pytest.fixture
