@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, fmt::Display, io::ErrorKind, time::Duration};
 
-use pyo3::{prelude::*, sync::PyOnceLock};
+use pyo3::{exceptions::PyInterruptedError, prelude::*, sync::PyOnceLock};
 use vramd_client::{Error, Reason, StatusCode};
 
 /// An error on its way to Python. Boxed, so that successful results do not carry its size.
@@ -79,6 +79,10 @@ impl From<Details> for Fault {
 
 impl From<Error> for Fault {
     fn from(error: Error) -> Self {
+        // By an `Interrupt`; the exception of a signal's handler goes before it (`interrupt.rs`).
+        if error == Error::Interrupted {
+            return Self::raised(PyInterruptedError::new_err("the call was interrupted"));
+        }
         let class = match &error {
             Error::DeviceMemory { .. } => Some("DeviceMemory"),
             Error::NotMapped { .. } => Some("NotMapped"),

@@ -132,3 +132,58 @@ def test_deadline_ends_a_load_from_a_daemon_that_does_not_answer(daemon: Daemon,
                 client.load(tmp_path / "file")
             assert time.monotonic() - begun < 5
         eventually("nothing of the load is left", lambda: client.list() == [])
+
+
+def test_interrupt_of_another_thread_ends_its_waits(full: Daemon) -> None:
+    with full.connect("holder") as holder, full.connect("waiter") as waiter:
+        held = holder.allocate("16MiB")
+        interrupt = vramd._native._Interrupt()
+        ended: list[vramd.Allocation] = []
+
+        def wait_for_room() -> None:
+            with interrupt:
+                with pytest.raises(InterruptedError):
+                    waiter.allocate("8MiB", name="late", lifetime="persistent", wait=200)
+                with pytest.raises(InterruptedError):
+                    waiter.allocate("8MiB", wait=200)
+            # Outside of the block the thread waits as ever.
+            ended.append(waiter.allocate("6MiB", wait=60))
+
+        thread = threading.Thread(target=wait_for_room)
+        thread.start()
+        eventually("it waits", lambda: sizes_waiting(full) == [8 * MIB])
+        interrupt.set()
+        eventually("both have ended, and the third waits", lambda: sizes_waiting(full) == [6 * MIB])
+        held.free()
+        thread.join(timeout=30)
+        [arrived] = ended
+        eventually("only it is left", lambda: [info.id for info in waiter.list()] == [arrived.id])
+
+
+def test_load_interrupted_at_any_moment_leaves_nothing(daemon: Daemon, tmp_path: pathlib.Path) -> None:
+    """Also while the daemon hashes what is sealed already."""
+    (tmp_path / "file").write_bytes(os.urandom(12 * MIB))
+    with daemon.connect("loader") as client:
+        for number in range(40):
+            interrupt = vramd._native._Interrupt()
+            timer = threading.Timer(number * 0.003, interrupt.set)
+            loader = threading.Thread(target=load_under, args=(client, interrupt, tmp_path / "file", f"m{number}"))
+            loader.start()
+            timer.start()
+            loader.join(timeout=60)
+            timer.join()
+        eventually("all are freed", lambda: client.list() == [])
+
+
+def load_under(client: vramd.Client, interrupt: vramd._native._Interrupt, path: pathlib.Path, name: str) -> None:
+    try:
+        with interrupt:
+            loaded = client.load(path, name=name, lifetime="persistent")
+    except InterruptedError:
+        return
+    loaded.free()
+
+
+def sizes_waiting(daemon: Daemon) -> list[int]:
+    waits = json.loads(vramctl(daemon, "wait", "list", "--json"))["waits"]
+    return [wait["bytes"] for wait in waits]

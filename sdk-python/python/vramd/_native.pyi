@@ -9,7 +9,7 @@ from typing_extensions import Buffer, CapsuleType, Self, disjoint_base
 
 __all__ = [
     "AdvisedParts", "Allocation", "AllocationInfo", "Client", "Device", "Memory", "OwnQuota", "Pin", "PinSet", "Prefetch", "Pressure", "Released", "Sealed", "Sequence", "Tensor",
-    "__version__", "_PressureStream", "connect", "reasons", "socket_dir",
+    "__version__", "_Interrupt", "_PressureStream", "connect", "reasons", "socket_dir",
 ]
 
 __version__: str
@@ -645,6 +645,16 @@ class OwnQuota:
     @property
     def is_default(self) -> bool:
         """Whether no quota is stored for the tenant here, so that the default quota applies."""
+
+@final
+class _Interrupt:
+    """Ends the calls of one thread from another. Once it is set, calls inside of a `with` block of it raise
+    `InterruptedError`, and what they had begun is undone.
+    """
+
+    def set(self) -> None: ...
+    def __enter__(self) -> None: ...
+    def __exit__(self, *_error: object) -> None: ...
 
 @final
 class _PressureStream:

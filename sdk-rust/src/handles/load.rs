@@ -195,17 +195,31 @@ async fn by_copy(
     request.spec.size_bytes = size;
     let mut handles = claim_new(style, session, vec![request]).await?;
     let mut handle = handles.pop().ok_or_else(|| missing_field("allocation"))?;
-    let mut at = 0;
-    while at < size {
-        style.check_interrupt()?;
-        let (span, length) =
-            (span.clone(), CHUNK_BYTES.min(usize::try_from(size - at).unwrap_or(CHUNK_BYTES)));
-        let bytes = style.run_blocking(move || span.read(at, length)).await?;
-        handle.copy_from_host(style, at, &bytes).await?;
-        at += length as u64;
-    }
-    handle.seal(style).await?;
-    Ok(handle)
+    // A seal that is given up may go on, and a drop frees no persistent allocation after it.
+    let on_abandon = OnAbandon::new(style.may_be_abandoned().then(|| {
+        let (of, id) = (session.clone(), handle.info().id);
+        move || {
+            let session = of.clone();
+            undo_on_thread(&of, move || {
+                let _ = run_ready(free(CallStyle::Blocking, &session, id, session.deadline()));
+            });
+        }
+    }));
+    let copied = async {
+        let mut at = 0;
+        while at < size {
+            style.check_interrupt()?;
+            let (span, length) =
+                (span.clone(), CHUNK_BYTES.min(usize::try_from(size - at).unwrap_or(CHUNK_BYTES)));
+            let bytes = style.run_blocking(move || span.read(at, length)).await?;
+            handle.copy_from_host(style, at, &bytes).await?;
+            at += length as u64;
+        }
+        handle.seal(style).await
+    };
+    let copied = copied.await;
+    on_abandon.end(&copied);
+    copied.map(|()| handle)
 }
 
 /// The path without characters that a terminal would obey.
