@@ -44,6 +44,14 @@ def test_every_block_runs(daemon: Daemon) -> None:
         assert words in printed, printed
 
 
+def test_every_block_of_the_pytorch_page_runs(daemon: Daemon) -> None:
+    found = blocks_of("docs/guides/pytorch.md")
+    assert {named for named, _ in found} == {"python"}
+    printed = daemon.run("\n".join(block for _, block in found))
+    for words in ("net: 8 tensors", "sha256:", "uses 'layers.0."):
+        assert words in printed, printed
+
+
 def test_install_command_installs_this_package() -> None:
     """`run` has run the block just now, from the tree's root: there is one, and it left the module that is tested."""
     [block] = blocks("sh")

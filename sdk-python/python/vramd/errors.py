@@ -49,6 +49,10 @@ class FileMissing(InvalidArgument, FileNotFoundError):
     problem: str | None
 
 
+class InvalidCheckpoint(InvalidArgument):
+    """The file is no checkpoint in the format safetensors, or contradicts itself. Nothing was allocated."""
+
+
 class DeviceUnknown(InvalidArgument):
     """No device of this node has that UUID or index."""
 
@@ -121,6 +125,14 @@ class SetTooLarge(ResourceExhausted, MemoryError):
 
 class FailedPrecondition(Error):
     """FAILED_PRECONDITION: the state of the object does not allow the request."""
+
+
+class OtherContent(FailedPrecondition):
+    """The name has other content than the checkpoint that was asked for: a file has changed, or another one is meant."""
+
+
+class NotResident(FailedPrecondition):
+    """A tensor without a pin of its own was used outside of a pin. Only debug mode finds this (`vramd.torch.debug`)."""
 
 
 class NotSealed(FailedPrecondition):

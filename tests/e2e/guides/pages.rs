@@ -24,12 +24,13 @@ const PAGES_WITH_A_TEST: [&str; 6] = [
 ];
 
 /// Blocks of programs and shell lines that other tests run: page, language, and the test.
-const RUN_ELSEWHERE: [(&str, &str, &str); 10] = [
+const RUN_ELSEWHERE: [(&str, &str, &str); 11] = [
     ("README.md", "python", "sdk-python/tests/test_guide.py"),
     ("docs/start/README.md", "python", "sdk-python/tests/test_guide.py"),
     ("docs/guides/python.md", "python", "sdk-python/tests/test_guide.py"),
     ("docs/guides/python.md", "python torch", "tests/gpu/torch_model.py"),
     ("docs/guides/python.md", "sh", "sdk-python/tests/run"),
+    ("docs/guides/pytorch.md", "python", "sdk-python/tests/test_guide.py"),
     ("docs/guides/python-examples.md", "python", "sdk-python/tests/test_examples.py"),
     ("docs/guides/rust.md", "rust", "tests/e2e/guides/programs.rs"),
     ("docs/guides/moving.md", "rust", "tests/e2e/guides/programs.rs"),
@@ -38,7 +39,7 @@ const RUN_ELSEWHERE: [(&str, &str, &str); 10] = [
 ];
 
 /// How many blocks `norun` a page has, and why no test runs them.
-const NOT_RUN: [(&str, usize, &str); 16] = [
+const NOT_RUN: [(&str, usize, &str); 17] = [
     ("README.md", 1, "a release build takes minutes, and its daemon takes the node's own folders"),
     ("docs/start/README.md", 1, "a release build takes minutes"),
     ("CONTRIBUTING.md", 1, "CI runs these targets as checks of their own"),
@@ -48,6 +49,7 @@ const NOT_RUN: [(&str, usize, &str); 16] = [
     ("docs/benchmarks/order/README.md", 1, "a benchmark, which overwrites the committed figures"),
     ("docs/benchmarks/pins/README.md", 2, "benchmarks, one of them on a GPU"),
     ("docs/benchmarks/pins/small.md", 1, "a benchmark that builds a C library"),
+    ("docs/benchmarks/pytorch/README.md", 1, "a benchmark on a GPU"),
     ("docs/benchmarks/residency/README.md", 2, "benchmarks, one of them on a GPU"),
     ("docs/benchmarks/rpc/README.md", 1, "benchmarks, which overwrite the committed figures"),
     ("docs/benchmarks/simulator/README.md", 1, "a run of hours"),

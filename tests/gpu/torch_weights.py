@@ -1,0 +1,251 @@
+#!/usr/bin/env python3
+"""A transformers model whose weights are loaded once: `torch_weights.py PROGRAMS --json FILE [--quick]`.
+
+Writes a checkpoint of random weights from a seed, in shards, with the logits that a plain model computes. A daemon then
+serves it: `vramd.load` and `bind`, a second process that attaches (`--attach`), and a third one whose tenant may have a
+part of the model on the device at a time (`--small`), by blocks in a declared sequence. The logits of all are compared
+bit by bit. PROGRAMS is the folder of `vramd` and `vramctl`.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import time
+
+MIB, GIB = 1 << 20, 1 << 30
+SEED = 29
+TOKENS = 64
+# Blocks are fetched by parts, so small parts bring little that a block does not need.
+PART = "32MiB"
+CONFIGURATION = """
+[daemon]
+socket_dir = "{home}/run"
+state_dir = "{home}/state"
+[driver]
+kind = "cuda"
+[memory]
+host_size = "16GiB"
+harvest_ms = 5
+"""
+
+
+def configuration(transformers, quick):
+    layers = 4 if quick else 14
+    return transformers.LlamaConfig(
+        hidden_size=4096, intermediate_size=11008, num_hidden_layers=layers, num_attention_heads=32,
+        num_key_value_heads=8, vocab_size=32000, max_position_embeddings=512, tie_word_embeddings=False,
+    )
+
+
+def made(torch, transformers, config):
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        return transformers.AutoModelForCausalLM.from_config(config).eval()
+    finally:
+        torch.set_default_dtype(before)
+
+
+def plain_model(torch, transformers, config):
+    torch.manual_seed(SEED)
+    with torch.device("cuda"):
+        return made(torch, transformers, config)
+
+
+def empty_model(torch, transformers, vramd, config):
+    with vramd.torch.on_meta():
+        return made(torch, transformers, config)
+
+
+def logits_digest(torch, model):
+    tokens = (torch.arange(TOKENS, device="cuda") * 37 % 32000).unsqueeze(0)
+    with torch.no_grad():
+        logits = model(tokens, use_cache=False).logits
+    return hashlib.sha256(logits.float().cpu().numpy().tobytes()).hexdigest()
+
+
+def timed(torch, work):
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    value = work()
+    torch.cuda.synchronize()
+    return value, time.perf_counter() - begin
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("programs", type=pathlib.Path)
+    parser.add_argument("--json", type=pathlib.Path)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--attach", type=pathlib.Path, help="the part of a second process: attach this checkpoint")
+    parser.add_argument("--small", type=pathlib.Path, help="the part of a third one: compute by blocks")
+    wanted = parser.parse_args()
+    try:
+        import torch
+        import transformers
+    except ImportError as error:
+        print(f"absent: {error}")
+        return
+    if not torch.cuda.is_available():
+        print(f"absent: PyTorch {torch.__version__} has no GPU")
+        return
+    sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "python"))
+    import vramd
+    import vramd.torch
+
+    torch.cuda.init()
+    config = configuration(transformers, wanted.quick)
+    if wanted.attach:
+        print(json.dumps(attach(torch, transformers, vramd, config, wanted.attach)))
+    elif wanted.small:
+        print(json.dumps(small(torch, transformers, vramd, config, wanted.small)))
+    else:
+        run(torch, transformers, vramd, config, wanted)
+
+
+def run(torch, transformers, vramd, config, wanted):
+    report = {"torch": torch.__version__, "transformers": transformers.__version__, "device": torch.cuda.get_device_name()}
+    with tempfile.TemporaryDirectory(prefix="vramd-weights-", dir=os.environ.get("VRAMD_TESTS_HOME", "/tmp")) as home:
+        folder = pathlib.Path(home) / "model"
+        model = plain_model(torch, transformers, config)
+        expected = logits_digest(torch, model)
+        model.save_pretrained(folder, max_shard_size="2GB")
+        del model
+        torch.cuda.empty_cache()
+        # The next load reads from the page cache.
+        shards = sorted(folder.glob("*.safetensors"))
+        report["shards"], report["bytes"] = len(shards), sum(shard.stat().st_size for shard in shards)
+        report["read_gib_s"] = report["bytes"] / read_all(shards) / GIB
+        report["safetensors_gib_s"] = report["bytes"] / by_safetensors(torch, shards) / GIB
+        with Daemon(wanted.programs, pathlib.Path(home)) as daemon:
+            os.environ["VRAMD_SOCKET_DIR"] = daemon.environment["VRAMD_SOCKET_DIR"]
+            client = vramd.connect("first")
+            weights, seconds = timed(torch, lambda: vramd.load(folder, name="llama", client=client, part_size=PART))
+            report["load_s"], report["load_gib_s"] = seconds, report["bytes"] / seconds / GIB
+            model = empty_model(torch, transformers, vramd, config)
+            allocated = torch.cuda.memory_allocated()
+            weights.bind(model)
+            report["bind_extra_bytes"] = torch.cuda.memory_allocated() - allocated
+            report["first"] = logits_digest(torch, model) == expected
+            report["attach"] = daemon.child("--attach", folder, wanted.quick)
+            report["attach"]["same"] = report["attach"].pop("digest") == expected
+            report["debug"] = used_outside(torch, vramd, weights)
+            del model
+            weights.detach()
+            limit = report["bytes"] * (3 if wanted.quick else 2) // 5
+            daemon.vramctl("quota", "set", client.tenant, "--tier", "device", "--limit", str(limit))
+            client.close()
+            report["small"] = daemon.child("--small", folder, wanted.quick)
+            report["small"]["limit"] = limit
+            report["small"]["same"] = report["small"].pop("digest") == expected
+    report["ok"] = all([report["first"], report["attach"]["same"], report["debug"], report["small"]["same"]])
+    print(json.dumps(report, indent=2))
+    if wanted.json:
+        wanted.json.write_text(json.dumps(report, indent=2) + "\n")
+    sys.exit(not report["ok"])
+
+
+def read_all(shards):
+    buffer = bytearray(64 * MIB)
+    begin = time.perf_counter()
+    for shard in shards:
+        with open(shard, "rb", buffering=0) as file:
+            while file.readinto(buffer):
+                pass
+    return time.perf_counter() - begin
+
+
+def by_safetensors(torch, shards):
+    from safetensors.torch import load_file
+
+    kept, seconds = timed(torch, lambda: [load_file(shard, device="cuda") for shard in shards])
+    del kept
+    torch.cuda.empty_cache()
+    return seconds
+
+
+def attach(torch, transformers, vramd, config, folder):
+    torch.empty(1, device="cuda")
+    client = vramd.connect("second")
+    free = torch.cuda.mem_get_info()[0]
+    times = []
+    for _ in range(5):
+        weights, seconds = timed(torch, lambda: vramd.load(folder, name="llama", client=client))
+        tensors, more = timed(torch, weights.tensors)
+        times.append([seconds * 1000, more * 1000])
+        if len(times) < 5:
+            del tensors
+            weights.detach()
+    beyond = free - torch.cuda.mem_get_info()[0]
+    model = empty_model(torch, transformers, vramd, config)
+    weights.bind(model)
+    return {"ms": times, "device_bytes": beyond, "tensors": len(tensors), "digest": logits_digest(torch, model)}
+
+
+def used_outside(torch, vramd, weights):
+    """Whether debug mode names a tensor that is used outside of a pin."""
+    name = next(iter(weights))
+    tensor = weights.tensors(hold=False)[name]
+    with vramd.torch.debug():
+        try:
+            tensor + 1
+        except vramd.NotResident as refused:
+            return name in str(refused)
+    return False
+
+
+def small(torch, transformers, vramd, config, folder):
+    client = vramd.connect("third")
+    weights = vramd.load(folder, name="llama", client=client, unpinned=True)
+    model = empty_model(torch, transformers, vramd, config)
+    weights.bind(model, hold=False)
+    with vramd.torch.movable(model, weights) as moving:
+        digests = {logits_digest(torch, model) for _ in range(3)}
+        begin = time.perf_counter()
+        for _ in range(5):
+            digests.add(logits_digest(torch, model))
+        seconds = (time.perf_counter() - begin) / 5
+        told = repr(moving)
+    return {"digest": digests.pop() if len(digests) == 1 else str(digests), "pass_s": seconds, "told": told}
+
+
+class Daemon:
+    def __init__(self, programs, home):
+        self.programs, self.home = programs.resolve(), home
+        (home / "vramd.toml").write_text(CONFIGURATION.format(home=home))
+        self.environment = {**os.environ, "VRAMD_SOCKET_DIR": str(home / "run")}
+
+    def __enter__(self):
+        self.log = open(self.home / "log", "wb")
+        self.process = subprocess.Popen(
+            [self.programs / "vramd", "--config", self.home / "vramd.toml"], stdout=self.log, stderr=self.log
+        )
+        for _ in range(1500):
+            if subprocess.run([self.programs / "vramctl", "status"], env=self.environment, capture_output=True).returncode == 0:
+                return self
+            time.sleep(0.02)
+        raise SystemExit((self.home / "log").read_text())
+
+    def vramctl(self, *words):
+        done = subprocess.run([self.programs / "vramctl", *words], env=self.environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+
+    def child(self, what, folder, quick):
+        command = [sys.executable, __file__, self.programs, what, folder, *(["--quick"] if quick else [])]
+        done = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=200)
+        if done.returncode != 0:
+            raise SystemExit(f"{what}:\n{done.stdout}\n{done.stderr[-4000:]}\n{(self.home / 'log').read_text()[-3000:]}")
+        return json.loads(done.stdout.splitlines()[-1])
+
+    def __exit__(self, *_error):
+        self.process.terminate()
+        self.process.wait(30)
+
+
+if __name__ == "__main__":
+    main()
