@@ -158,10 +158,12 @@ impl Recording {
                 self.add(now, What::Fetch { part: key(*part), bytes: bytes.get() });
             }
             Notice::Moved { part, from: Tier::Device, bytes, cause, copied, .. } if self.has(*part) => {
+                self.end_holds(now, *part);
                 let (part, bytes) = (key(*part), bytes.get());
                 self.add(now, What::Evict { part, bytes, cause: *cause, copied: *copied });
             }
             Notice::Dropped { part, bytes, cause, .. } if self.has(*part) => {
+                self.end_holds(now, *part);
                 let (part, bytes) = (key(*part), bytes.get());
                 self.add(now, What::Evict { part, bytes, cause: *cause, copied: false });
             }
@@ -211,6 +213,13 @@ impl Recording {
             && sessions.is_empty()
         {
             self.held.remove(&part);
+            self.add(now, What::Release { part: key(part) });
+        }
+    }
+
+    /// The part leaves its device, so no session pins it any more. A word that is collected for that is not harvested.
+    fn end_holds(&mut self, now: Time, part: PartRef) {
+        if self.held.remove(&part).is_some() {
             self.add(now, What::Release { part: key(part) });
         }
     }

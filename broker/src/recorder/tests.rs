@@ -158,11 +158,9 @@ fn fixed_memory_is_held_in_parts_that_a_trace_may_have() {
     assert_eq!(sizes.collect::<Vec<_>>(), [16, 16, 8].map(Bytes::gib));
 }
 
-#[test]
-fn moves_and_waits_are_recorded_until_the_allocation_is_gone() {
-    let mut recorded = Recorded::new(100, Kind::Movable);
-    let tenant: Arc<str> = "team-a".into();
-    let moved = |from, tier, copied| Notice::Moved {
+/// A move of part 1.
+fn moved(from: Tier, tier: Tier, copied: bool) -> Notice {
+    Notice::Moved {
         part: part(1),
         tenant: "team-a".into(),
         device: DeviceIndex(0),
@@ -174,7 +172,26 @@ fn moves_and_waits_are_recorded_until_the_allocation_is_gone() {
         copied,
         sum: None,
         for_parts: Vec::new(),
-    };
+    }
+}
+
+/// Its words are collected, and no harvest says that its sessions pin it no more.
+#[test]
+fn part_that_leaves_its_device_is_held_no_longer() {
+    let mut recorded = Recorded::new(100, Kind::Movable);
+    recorded.harvest(session(1), 1, true, false);
+    recorded.harvest(session(2), 1, true, false);
+    recorded.notice(moved(Tier::Device, Tier::Host, true));
+    recorded.harvest(session(1), 1, true, false);
+    let left = ["release,A,1", "evict,A,1,2097152,,,demand copied"];
+    let expected = [&["use,A,1", "hold,A,1", "use,A,1"][..], &left, &["use,A,1", "hold,A,1"]].concat();
+    assert_eq!(recorded.lines(), expected);
+}
+
+#[test]
+fn moves_and_waits_are_recorded_until_the_allocation_is_gone() {
+    let mut recorded = Recorded::new(100, Kind::Movable);
+    let tenant: Arc<str> = "team-a".into();
     recorded.notice(moved(Tier::Host, Tier::Device, true));
     recorded.notice(moved(Tier::Device, Tier::Host, false));
     recorded.notice(moved(Tier::Host, Tier::Disk, true));
