@@ -232,18 +232,26 @@ def parse_entry(name: str, facts: Any, first: int, path: Source) -> Entry:
         refuse(path, f"tensor {name!r} has a shape that is no list of counts")
     if not is_counts(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
         refuse(path, f"tensor {name!r} has `data_offsets` that are no begin and end")
-    bits = BITS[dtype]
-    for count in shape:
-        bits *= count
-        # Python's numbers have no bound, and a long shape would take long to multiply.
-        if bits >> 66:
-            refuse(path, f"tensor {name!r} is larger than any memory")
+    bits = bits_of(dtype, shape)
+    if bits is None:
+        refuse(path, f"tensor {name!r} is larger than any memory")
     start, end = offsets
     if bits == 0:
         refuse(path, f"tensor {name!r} has no bytes")
     if bits != (end - start) * 8:
         refuse(path, f"tensor {name!r} has {end - start} bytes, and {bits / 8:g} by its type and shape")
     return Entry(dtype, tuple(shape), first + start, first + end)
+
+
+def bits_of(dtype: str, shape: Iterable[int]) -> int | None:
+    """The bits of all elements. `None` if no memory has so many."""
+    bits = BITS[dtype]
+    for count in shape:
+        bits *= count
+        # Python's numbers have no bound, and a long shape would take long to multiply.
+        if bits >> 66:
+            return None
+    return bits
 
 
 def is_counts(value: Any) -> bool:

@@ -30,18 +30,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from vramd import _native
 from vramd._checkpoint import BITS, Entry
 from vramd.errors import NotResident
+from vramd.weights import NATIVE
 
 if TYPE_CHECKING:
     from vramd.weights import Weights
 
 __all__ = ["Movable", "debug", "movable", "on_meta"]
 
-_TYPES = {
-    "BOOL": "bool", "U8": "uint8", "I8": "int8", "U16": "uint16", "I16": "int16", "U32": "uint32", "I32": "int32",
-    "U64": "uint64", "I64": "int64", "F4": "float4_e2m1fn_x2", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2",
-    "F8_E8M0": "float8_e8m0fnu", "F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64",
-    "C64": "complex64",
-}  # fmt: skip
+_TYPES = NATIVE | {"F4": "float4_e2m1fn_x2", "F8_E8M0": "float8_e8m0fnu"}
 """The name of each type in this module's `torch`. Two elements of F4 are one of PyTorch's."""
 
 _unheld: dict[int, tuple[Weights, str]] = {}
@@ -58,12 +54,7 @@ def dtype_of(name: str, entry: Entry) -> torch.dtype:
 def tensors_of(weights: Weights, *, hold: bool) -> dict[str, torch.Tensor]:
     """See `Weights.tensors`."""
     kinds = {name: dtype_of(name, weights.entry(name)) for name in weights}
-    made = {}
-    for name, kind in kinds.items():
-        # CUDA knows no device of an address that nothing is mapped at.
-        with weights.pin(parts=weights.parts_of(name)):
-            made[name] = tensor_of(weights, name, kind, hold=hold)
-    return made
+    return {name: tensor_of(weights, name, kind, hold=hold) for name, kind in kinds.items()}
 
 
 def tensor_of(weights: Weights, name: str, kind: torch.dtype, *, hold: bool) -> torch.Tensor:
@@ -91,16 +82,18 @@ def held(memory: _native.Memory, entry: Entry) -> torch.Tensor:
 
 def unheld(weights: Weights, name: str, entry: Entry) -> torch.Tensor:
     """The same without a pin: only the address. It keeps the weights attached, so that the address stays theirs."""
-    start = weights.memory.device_ptr + entry.start
     source: Any
-    if weights.memory.is_device_memory:
-        source = DeviceBytes(start, entry.nbytes)
-        raw = torch.as_tensor(source)
-    else:
-        # A class of its own, since plain arrays take no attributes.
-        kind: Any = type("HostBytes", (ctypes.Array,), {"_type_": ctypes.c_char, "_length_": entry.nbytes})
-        source = kind.from_address(start)
-        raw = torch.frombuffer(source, dtype=torch.uint8)
+    # Memory has no address before it is mapped, and CUDA knows no device of one that nothing is mapped at.
+    with weights.pin(parts=weights.parts_of(name)):
+        start = weights.memory.device_ptr + entry.start
+        if weights.memory.is_device_memory:
+            source = DeviceBytes(start, entry.nbytes)
+            raw = torch.as_tensor(source)
+        else:
+            # A class of its own, since plain arrays take no attributes.
+            kind: Any = type("HostBytes", (ctypes.Array,), {"_type_": ctypes.c_char, "_length_": entry.nbytes})
+            source = kind.from_address(start)
+            raw = torch.frombuffer(source, dtype=torch.uint8)
     source.weights = weights
     key = storage_of(raw)
     _unheld[key] = (weights, name)

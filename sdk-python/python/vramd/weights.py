@@ -24,19 +24,21 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from dataclasses import astuple
 from typing import TYPE_CHECKING, Any, Literal
 
 from vramd import _native
 from vramd._checkpoint import (
     ALIGNMENT,
     BITS,
-    LENGTH_BYTES,
     HEADER_BYTES_MAX,
     IN_PLACE_ALIGNMENT,
+    LENGTH_BYTES,
     Checkpoint,
     Entry,
-    Identity,
     ShardFile,
+    bits_of,
+    is_counts,
     parse_header,
     refuse,
 )
@@ -148,7 +150,7 @@ class Weights:
         """Whether it was copied from these very files, and none was written since, by what the kernel says of them."""
         found = [row[1:] for row in self._sources]
         return bool(found) and sorted(map(repr, found)) == sorted(
-            repr(identity_row(file.identity)) for file in checkpoint.files
+            repr(list(astuple(file.identity))) for file in checkpoint.files
         )
 
     def verify(self, source: str | os.PathLike[str]) -> None:
@@ -294,10 +296,9 @@ def load(
 
     With a `name` the allocation is persistent by default: it outlives this process. Without one it ends with the
     session. `unpinned` memory may leave the device at once (see `Weights.pin`), and may be larger than it. `client` is
-    by default one that all calls of this process share. `timeout` bounds in seconds how long
-    to wait for another process that is loading the same name. `progress` is `True` for a bar (by `tqdm` where it is
-    installed), or a function that is called with the bytes done and the bytes in all. The other arguments are those of
-    `Client.allocate`.
+    by default one that all calls of this process share. `timeout` bounds in seconds how long to wait for another process
+    that is loading the same name. `progress` is `True` for a bar (by `tqdm` where it is installed), or a function that
+    is called with the bytes done and the bytes in all. The other arguments are those of `Client.allocate`.
 
     If the name exists, the arguments for a new allocation do not count. A copy is compared with the files by what the
     kernel says of them: inode, size, and the times of their last write and change. If these differ, and for a file in
@@ -370,7 +371,7 @@ def place(
             return opened(sealed, client, checkpoint)
     entries = layout({name: (entry.dtype, entry.shape, entry.nbytes) for name, (_, entry) in checkpoint.tensors.items()})
     metadata = {key: text for file in checkpoint.files for key, text in file.metadata.items()}
-    sources = [[os.fspath(file.path), *identity_row(file.identity)] for file in checkpoint.files]
+    sources = [[os.fspath(file.path), *astuple(file.identity)] for file in checkpoint.files]
     index = index_bytes(entries, metadata, sources)
     end = max(entry.end for entry in entries.values())
     memory = client.allocate(end + len(index), uninitialized=True, **options)
@@ -472,10 +473,6 @@ def index_bytes(entries: Mapping[str, Entry], metadata: Mapping[str, str], sourc
     return index + struct.pack("<Q", len(index)) + MAGIC
 
 
-def identity_row(identity: Identity) -> list[int]:
-    return [identity.device, identity.inode, identity.size, identity.mtime_ns, identity.ctime_ns]
-
-
 def read_index(memory: _native.Sealed) -> tuple[dict[str, Entry], dict[str, str], list[list[Any]]]:
     """The tensors, the metadata, and the identities of the files that were copied: none for a file in place."""
     name = memory.name or f"allocation {memory.id}"
@@ -505,18 +502,12 @@ def read_index(memory: _native.Sealed) -> tuple[dict[str, Entry], dict[str, str]
 
 def is_placed(entry: Entry, end: int) -> bool:
     """Whether the entry, which another process may have written, describes aligned bytes of the allocation."""
-    numbers = [entry.start, entry.end, *entry.shape]
     if type(entry.dtype) is not str or entry.dtype not in BITS:
         return False
-    if not all(type(number) is int and 0 <= number < 1 << 63 for number in numbers):
+    if not is_counts([entry.start, entry.end, *entry.shape]):
         return False
-    bits = BITS[entry.dtype]
-    for count in entry.shape:
-        bits *= count
-        if bits >> 66:
-            return False
     is_inside = entry.start < entry.end <= end and entry.start % IN_PLACE_ALIGNMENT == 0
-    return is_inside and bits == entry.nbytes * 8
+    return is_inside and bits_of(entry.dtype, entry.shape) == entry.nbytes * 8
 
 
 def read_file_header(memory: _native.Sealed, name: str) -> tuple[dict[str, Entry], dict[str, str]]:
