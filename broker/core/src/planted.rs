@@ -285,6 +285,7 @@ mod bugs {
         MissedDeadlinesKept: "a prefetch request that is late goes before one of its tenant that can be in time", [PREFETCH_ORDER];
         CopiesByBegin: "parts of prefetch requests are copied in the order in which their requests began", [PREFETCH_ORDER];
         PrefetchOrderReversed: "of the tenants with prefetch requests the one whose turn is last goes first", [PREFETCH_ORDER];
+        PrefetchTriedOnce: "a prefetch request that found no room is not tried again while no other tenant has one", [PREFETCH_BEGINS];
         PrefetchSplit: "a prefetch request for all parts or none begins with some of them", [PREFETCH_TOLD];
         PrefetchEvictsHot: "a prefetch request evicts memory of other tenants that is in use", [PREFETCH_VICTIMS];
         PrefetchedEvicted: "a prefetch request evicts what another one brought and no session has used", [PREFETCH_VICTIMS];

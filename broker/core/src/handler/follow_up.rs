@@ -170,6 +170,7 @@ impl Broker {
 
     fn begin_prefetches_if_queued(&mut self) {
         if !self.moves.prefetches.queues.is_empty() {
+            planted!(self, PrefetchTriedOnce => if self.has_one_prefetching_tenant() { return });
             self.moves.prefetches.retry_all();
             self.follow_ups.add(Work::BeginPrefetches);
         }

@@ -53,6 +53,12 @@ impl Broker {
         }
     }
 
+    /// Whether one tenant alone has queued prefetch requests, for `PrefetchTriedOnce`.
+    pub(crate) fn has_one_prefetching_tenant(&self) -> bool {
+        let queues = &self.moves.prefetches.queues;
+        queues.devices().into_iter().map(|device| queues.tenants(device).len()).sum::<usize>() == 1
+    }
+
     /// Whether the part comes to its device, for `FetchNotRaised`.
     pub(crate) fn is_fetched(&self, part: PartRef) -> bool {
         self.moves.migrations.get(part).is_some_and(|migration| migration.to_tier == Tier::Device)

@@ -165,6 +165,8 @@ registry! {
         "A sequence ends when its client, an operator or its session ends it, its client is told why, and no request outlives it.";
     PREFETCH_PAUSED = "INV-PREFETCH-5", Oracle "prefetch/paused.rs",
         "No prefetch of a background tenant begins at elevated pressure of its device, and none of a utility tenant at high pressure.";
+    PREFETCH_BEGINS = "INV-PREFETCH-7", Oracle "prefetch/begins.rs",
+        "A request that certainly can begin is not left queued: it has begun before the daemon has tried queued requests twice.";
     SPECULATION = "INV-PREFETCH-6", Oracle "prefetch/speculation.rs",
         "Parts brought unasked go on in the order of a session's pin calls for that allocation, the nearest first. They take only room that no client asks for, and end where too many are wasted.";
     PLACEMENT = "INV-PLACE-2", Oracle "mappings/placement.rs",

@@ -3,6 +3,7 @@
 //! `told` also learns of requests and their ends, from frames alone. A part counts as unused only as long as no session
 //! has certainly or possibly used it: between two harvests the core knows of no use.
 
+mod begins;
 mod copies;
 mod order;
 mod paused;
@@ -60,6 +61,8 @@ pub(crate) struct RequestFacts {
     pub(crate) used: BTreeSet<PartRef>,
     /// Parts that a session may have used since it began.
     pub(crate) touched: BTreeSet<PartRef>,
+    /// While it is queued: since when it certainly could begin.
+    pub(crate) able_since: Option<Time>,
     /// The most parts that may have been neither there nor on their way when it began.
     pub(crate) left_out: Option<usize>,
 }

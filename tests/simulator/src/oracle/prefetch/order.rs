@@ -18,7 +18,10 @@ use super::{FetchedShare, PrefetchId, RequestFacts, Told};
 use crate::oracle::{Oracle, facts::Tenant, line::needs::WaiterNeeds};
 
 /// The place of a request among those of its tenant.
-fn place(id: PrefetchId, request: &RequestFacts) -> (Reverse<u8>, bool, Option<Time>, Time, PrefetchId) {
+pub(super) fn place(
+    id: PrefetchId,
+    request: &RequestFacts,
+) -> (Reverse<u8>, bool, Option<Time>, Time, PrefetchId) {
     let deadline = request.deadline_to_meet();
     (Reverse(request.spec.priority), deadline.is_none(), deadline, request.since, id)
 }
@@ -288,6 +291,16 @@ impl Oracle {
     /// for all that is off its device, without anything that leaves. `fetched`: bytes that began to move for requests.
     fn surely_had_room(&self, request: &RequestFacts, fetched: u64) -> bool {
         let Some(device) = request.device else { return false };
+        // Other memory that was taken in this event may have been there for the request, or not.
+        let of_device = self.step.taken.iter().filter(|((_, on), _)| *on == device);
+        of_device.map(|(_, bytes)| bytes).sum::<u64>() <= fetched
+            && self.surely_fits(request, self.step.committed[device])
+    }
+
+    /// Whether nothing that the request names moves, and there is room beside the committed bytes of its device for all
+    /// that is off it.
+    pub(super) fn surely_fits(&self, request: &RequestFacts, committed: u128) -> bool {
+        let Some(device) = request.device else { return false };
         let is_unsure = self.step.quotas_changed
             || self.step.quotas_staged
             || self.step.settings_changed
@@ -308,11 +321,6 @@ impl Oracle {
         if is_unsure || !request.spec.parts.iter().all(is_at_rest) {
             return false;
         }
-        // Other memory that was taken in this event may have been there for the request, or not.
-        let of_device = self.step.taken.iter().filter(|((_, on), _)| *on == device);
-        if of_device.map(|(_, bytes)| bytes).sum::<u64>() > fetched {
-            return false;
-        }
         let mut needed: BTreeMap<Tenant, u64> = BTreeMap::new();
         for part in request.spec.parts.iter().filter(|part| self.is_off_device(**part)) {
             let tenant = self.facts.allocations.get(&part.allocation).map(|it| it.tenant);
@@ -323,8 +331,7 @@ impl Oracle {
         let is_within_limit = |(tenant, bytes): (&Tenant, &u64)| {
             self.facts.charged(*tenant, device).saturating_add(*bytes) <= self.quota_now(*tenant, device).1
         };
-        self.step.committed[device] + u128::from(all) <= u128::from(self.capacity(device))
-            && needed.iter().all(is_within_limit)
+        committed + u128::from(all) <= u128::from(self.capacity(device)) && needed.iter().all(is_within_limit)
     }
 
     /// The requests that began in this event, and those that ended and may have begun before.

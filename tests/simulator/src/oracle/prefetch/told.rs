@@ -42,6 +42,7 @@ impl Oracle {
             unused: BTreeSet::new(),
             used: BTreeSet::new(),
             touched: BTreeSet::new(),
+            able_since: None,
             left_out: None,
         };
         self.facts.prefetches.last.insert(id, number);
@@ -246,6 +247,7 @@ impl Oracle {
         self.check_prefetch_order(broker, &moves);
         self.count_fetched(&moves);
         self.check_copy_order(&listed, &moves);
+        self.check_queued(broker, &moves);
         let requests = std::mem::take(&mut self.facts.prefetches.requests);
         let mut any_ended = false;
         for (id, request) in &requests {
