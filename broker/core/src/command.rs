@@ -534,6 +534,8 @@ pub enum Notice {
         bytes: Bytes,
         since: Time,
         end: PrefetchEnd,
+        /// Of a dropped one.
+        loss: Option<PrefetchLoss>,
     },
     /// A session used a prefetched part for the first time.
     PrefetchUsed {
@@ -629,6 +631,14 @@ pub enum PrefetchEnd {
     Failed,
     /// The program passed the step of its sequence without a use of these parts.
     Wasted,
+}
+
+/// Why a part left that a prefetch request had brought.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PrefetchLoss {
+    pub cause: Cause,
+    /// The tenant that waited for its room, if one did.
+    pub tenant: Option<Arc<str>>,
 }
 
 /// The caller whose request was refused.

@@ -62,7 +62,7 @@ mod view;
 pub use broker::Broker;
 pub use command::{
     Caller, Command, DaemonFrame, DigestSpan, MapPart, Notice, PartMove, PartRevocation, PrefetchEnd,
-    Released, Reply, RevokeReason, RevokedPart, WaitEnd, WaiterKind,
+    PrefetchLoss, Released, Reply, RevokeReason, RevokedPart, WaitEnd, WaiterKind,
 };
 pub use config::{Config, DeviceConfig};
 pub use error::{FullBecause, Refusal};

@@ -201,8 +201,8 @@ fn log(notice: &Notice, left_out: u64) {
         Notice::MoveStopped { part, tenant, device, tier, .. } => {
             debug!(allocation = %part.allocation, part = part.part.0, %tenant, device = device.0, %tier, "part's move stopped");
         }
-        Notice::PrefetchEnded { session, number, tenant, bytes, end, .. } => {
-            debug!(%session, prefetch = number, %tenant, bytes = bytes.get(), ?end, "prefetch ended");
+        Notice::PrefetchEnded { session, number, tenant, bytes, end, loss, .. } => {
+            debug!(%session, prefetch = number, %tenant, bytes = bytes.get(), ?end, ?loss, "prefetch ended");
         }
         Notice::PrefetchUsed { tenant, bytes, lead } => {
             trace!(%tenant, bytes = bytes.get(), lead_us = lead.as_micros(), "prefetched part used");

@@ -472,6 +472,9 @@ fn ends_of_prefetch_requests_are_reported_and_counted() {
         if at == 0 {
             assert_eq!(told.prefetch_id, first);
         }
+        // The batch that filled the device needed the room.
+        let why = (end == "dropped").then_some(("demand", client.tenant()));
+        assert_eq!(line["drop_cause"].as_str().zip(line["drop_tenant"].as_str()), why, "{line}");
     }
     assert_eq!(program.end(), (Some(0), String::new()));
     for (end, expected) in

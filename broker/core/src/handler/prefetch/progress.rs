@@ -36,7 +36,7 @@ impl Broker {
                 let of = self.moves.prefetches.get(id).map(|request| request.tenant);
                 let by_own_tenant = left_for.is_none() || *left_for == of;
                 planted!(self, PrefetchLossUntold => continue);
-                self.end_prefetch(id, PrefetchState::Dropped { cause, by_own_tenant });
+                self.end_prefetch_for(id, PrefetchState::Dropped { cause, by_own_tenant }, *left_for);
             } else if self.moves.prefetches.is_missing(id, part) {
                 let state = self.why_not_prefetched(part, end, cause);
                 self.end_prefetch(id, state);
@@ -79,7 +79,16 @@ impl Broker {
         let (bytes, since) = (request.bytes, request.since);
         let end = if is_late { PrefetchEnd::Late } else { PrefetchEnd::Ready };
         let (session, number) = id;
-        self.push_notice(Notice::PrefetchEnded { session, number, tenant, device, bytes, since, end });
+        self.push_notice(Notice::PrefetchEnded {
+            session,
+            number,
+            tenant,
+            device,
+            bytes,
+            since,
+            end,
+            loss: None,
+        });
         self.remove_used_up(id);
     }
 

@@ -6,7 +6,7 @@ use vramd_types::{Bytes, DeviceIndex, SessionId};
 
 use crate::{
     broker::Broker,
-    command::{Command, DaemonFrame, Notice, PrefetchEnd},
+    command::{Command, DaemonFrame, Notice, PrefetchEnd, PrefetchLoss},
     error::Refusal,
     event::{Kind, PartRef},
     follow_up::Fact,
@@ -130,6 +130,16 @@ impl Broker {
 
     /// Ends a request: tells its client, and stops moves that nothing else wants.
     pub(crate) fn end_prefetch(&mut self, id: PrefetchId, state: PrefetchState) {
+        self.end_prefetch_for(id, state, None);
+    }
+
+    /// The same for a dropped one, with the tenant that a part left for.
+    pub(crate) fn end_prefetch_for(
+        &mut self,
+        id: PrefetchId,
+        state: PrefetchState,
+        left_for: Option<TenantId>,
+    ) {
         planted!(self, CancelledPrefetchKept => if matches!(state, PrefetchState::Cancelled { .. }) { return });
         let end = match &state {
             PrefetchState::Cancelled { .. } => Some(PrefetchEnd::Cancelled),
@@ -137,17 +147,29 @@ impl Broker {
             PrefetchState::Refused(_) => Some(PrefetchEnd::Failed),
             PrefetchState::Deferred(_) | PrefetchState::Accepted { .. } | PrefetchState::Ready { .. } => None,
         };
-        if self.drop_prefetch(id, end) {
+        let loss = match &state {
+            PrefetchState::Dropped { cause, .. } => {
+                let tenant = left_for.map(|tenant| self.tenants.shared(tenant));
+                Some(PrefetchLoss { cause: *cause, tenant })
+            }
+            _ => None,
+        };
+        if self.drop_prefetch(id, end, loss) {
             self.tell_prefetch(id, state);
         }
     }
 
     /// Ends a request without a word. Returns whether it was there.
-    fn drop_prefetch(&mut self, id: PrefetchId, end: Option<PrefetchEnd>) -> bool {
+    fn drop_prefetch(
+        &mut self,
+        id: PrefetchId,
+        end: Option<PrefetchEnd>,
+        loss: Option<PrefetchLoss>,
+    ) -> bool {
         let Some(request) = self.moves.prefetches.remove(id) else { return false };
         // A request that was queued gave up no room: only a new first in the queue can begin.
         self.follow_ups.push(if request.is_queued() { Fact::PrefetchQueued } else { Fact::PrefetchEnded });
-        self.note_prefetch_end(&request, id, end);
+        self.note_prefetch_end(&request, id, end, loss);
         if !request.is_queued() {
             // One that lay in place when this request began may be on its way for another one that has ended.
             for part in request.parts {
@@ -171,17 +193,23 @@ impl Broker {
         }
     }
 
-    pub(crate) fn note_prefetch_end(&mut self, request: &Prefetch, id: PrefetchId, end: Option<PrefetchEnd>) {
+    fn note_prefetch_end(
+        &mut self,
+        request: &Prefetch,
+        id: PrefetchId,
+        end: Option<PrefetchEnd>,
+        loss: Option<PrefetchLoss>,
+    ) {
         let Some(end) = end else { return };
         let tenant = self.tenants.shared(request.tenant);
         let (bytes, since, device) = (request.bytes, request.since, request.device);
         let (session, number) = id;
-        self.push_notice(Notice::PrefetchEnded { session, number, tenant, device, bytes, since, end });
+        self.push_notice(Notice::PrefetchEnded { session, number, tenant, device, bytes, since, end, loss });
     }
 
     /// Ends a request of the daemon's own.
     pub(crate) fn withdraw_request(&mut self, id: PrefetchId, end: PrefetchEnd) {
-        self.drop_prefetch(id, Some(end));
+        self.drop_prefetch(id, Some(end), None);
     }
 
     /// Ends a request of the daemon's own, since its program has begun a later step.
@@ -215,7 +243,7 @@ impl Broker {
         }
         planted!(self, PrefetchesOutliveSession => return);
         for request in self.moves.prefetches.of_session(id) {
-            self.drop_prefetch(request, Some(PrefetchEnd::Cancelled));
+            self.drop_prefetch(request, Some(PrefetchEnd::Cancelled), None);
         }
     }
 

@@ -13,6 +13,7 @@ use vramd_proto::v1::{
 
 use crate::{
     commands::{
+        moves::cause_name,
         names::{level_name, tier_name},
         settings,
         tenant::{class_name, permission_name, source_name},
@@ -140,12 +141,20 @@ fn describe_prefetch(event: &v1::PrefetchEvent) -> Description {
         PrefetchEnd::Failed => ("failed", "failed"),
         PrefetchEnd::Wasted => ("wasted", "was not used in the step that it was for"),
     };
-    let text = format!("{number} of {session}, {bytes} on device {}, {text}", event.device);
+    let why = match event.drop_cause() {
+        v1::MoveCause::Unspecified => String::new(),
+        cause if event.drop_tenant.is_empty() => format!(" (for {})", cause_name(cause)),
+        cause => format!(" (for {} of tenant {})", cause_name(cause), plain(&event.drop_tenant)),
+    };
+    let text = format!("{number} of {session}, {bytes} on device {}, {text}{why}", event.device);
+    let is_dropped = event.drop_cause() != v1::MoveCause::Unspecified;
     let fields = json!({
         "session_id": session.to_string(),
         "prefetch_id": number,
         "device": event.device,
         "bytes": event.bytes,
+        "drop_cause": is_dropped.then(|| cause_name(event.drop_cause())),
+        "drop_tenant": (!event.drop_tenant.is_empty()).then_some(&event.drop_tenant),
     });
     Description { kind: "prefetch", change, fields, text }
 }
