@@ -804,6 +804,12 @@ impl fmt::Display for Refusal {
             }
             Self::KindUnsupported { kind } => match kind.split_once(' ') {
                 Some(("backed", kind)) => write!(f, "{kind} allocations cannot be written back"),
+                Some(("advised", kind @ "discardable")) => {
+                    write!(
+                        f,
+                        "{kind} allocations lie on their device or nowhere, and take no advice about other places"
+                    )
+                }
                 Some((participle, kind)) => write!(f, "{kind} allocations cannot be {participle}"),
                 None => write!(f, "{kind} allocations are not supported here"),
             },
