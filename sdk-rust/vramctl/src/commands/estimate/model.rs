@@ -14,6 +14,23 @@ const INDEX: &str = "model.safetensors.index.json";
 /// A configuration is a page of text. More is another file by mistake.
 const FILE_BYTES_MAX: u64 = 64 << 20;
 
+/// Types of models whose feed-forward part has two matrices.
+const WITHOUT_GATE: [&str; 13] = [
+    "bloom",
+    "codegen",
+    "falcon",
+    "gpt2",
+    "gpt_bigcode",
+    "gpt_neo",
+    "gpt_neox",
+    "gptj",
+    "mpt",
+    "opt",
+    "phi",
+    "starcoder2",
+    "xglm",
+];
+
 /// A decoder. A field that models name differently has all its names.
 #[derive(Debug, Deserialize)]
 struct Config {
@@ -29,7 +46,7 @@ struct Config {
     intermediate_size: Option<NonZeroU32>,
     vocab_size: Option<NonZeroU32>,
     tie_word_embeddings: Option<bool>,
-    hidden_act: Option<String>,
+    model_type: Option<String>,
     #[serde(alias = "n_routed_experts", alias = "num_experts")]
     num_local_experts: Option<NonZeroU32>,
     n_shared_experts: Option<u32>,
@@ -123,7 +140,7 @@ impl Config {
         let intermediate = self.intermediate_size.map_or_else(|| hidden.saturating_mul(4), wide);
         let vocabulary = self.vocab_size.map_or(0, wide);
         let bits = self.bits_per_weight();
-        let matrices = if self.hidden_act.is_some() { 3 } else { 2 };
+        let matrices = if self.is_gated() { 3 } else { 2 };
         let expert = product(&[matrices, hidden, self.moe_intermediate_size.map_or(intermediate, wide)]);
         let experts = self.num_local_experts.map(|all| {
             let used = self.num_experts_per_tok.map_or(1, wide).min(wide(all));
@@ -174,6 +191,11 @@ impl Config {
             Some(name) if name.starts_with("float8") => 1,
             _ => 2,
         }
+    }
+
+    /// Whether the feed-forward part has a gate, and so a third matrix. Nearly all newer models have one.
+    fn is_gated(&self) -> bool {
+        self.model_type.as_deref().is_none_or(|kind| !WITHOUT_GATE.contains(&kind))
     }
 
     fn bits_per_weight(&self) -> u64 {
@@ -266,16 +288,20 @@ mod tests {
     /// The published number of parameters is 70.55 billion.
     #[test]
     fn weights_of_a_llama_follow_from_its_shape() {
-        let model = model(LLAMA_3_70B).unwrap();
-        let parameters = model.weights / 2;
-        assert!((70_500_000_000..70_600_000_000).contains(&parameters), "{parameters}");
-        assert_eq!((model.cached_per_token, model.weights_from), (2 * 8 * 128, WeightsFrom::Shape));
+        // Many configurations do not say what the activation is.
+        let unnamed = LLAMA_3_70B.replace(r#""hidden_act": "silu","#, "");
+        for config in [LLAMA_3_70B, &unnamed] {
+            let model = model(config).unwrap();
+            let parameters = model.weights / 2;
+            assert!((70_500_000_000..70_600_000_000).contains(&parameters), "{parameters}");
+            assert_eq!((model.cached_per_token, model.weights_from), (2 * 8 * 128, WeightsFrom::Shape));
+        }
     }
 
     /// The published number of parameters is 124 million, with one table of words.
     #[test]
     fn older_names_of_fields_are_known() {
-        let gpt2 = r#"{"n_embd": 768, "n_layer": 12, "n_head": 12, "vocab_size": 50257,
+        let gpt2 = r#"{"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "vocab_size": 50257,
             "tie_word_embeddings": true, "torch_dtype": "float32"}"#;
         let parameters = model(gpt2).unwrap().weights / 4;
         assert!((123_000_000..125_000_000).contains(&parameters), "{parameters}");
