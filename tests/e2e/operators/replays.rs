@@ -3,7 +3,7 @@
 use std::{fs, path::Path};
 
 use serde_json::Value;
-use vramd_client::{Access, AllocationRequest, Bytes, Client};
+use vramd_client::{Access, AllocationRequest, Bytes, Client, SequenceRequest};
 use vramd_tests::{
     Config, Daemon, MIB, MIB_2, content,
     programs::program,
@@ -122,6 +122,47 @@ fn recorded_loop_is_replayed_as_the_daemon_ran_it_and_with_another_policy() {
     assert_eq!(fs::read_to_string(&file).unwrap(), text);
     said(&daemon, &["trace", "save", path, "--overwrite"]);
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "nothing unfinished stays");
+    memory.free().unwrap();
+    client.flush().unwrap();
+    daemon.drains();
+}
+
+#[test]
+fn recorded_sequence_is_replayed_with_every_use_served() {
+    let daemon = Daemon::start(&node());
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("sequence.trace");
+    let client = client(&daemon);
+    // Four passes over 12 parts where 8 fit. A step that is passed makes room for the next ones.
+    let request = AllocationRequest::new(Bytes::new(12 * MIB_2)).part_size(Bytes::mib(2));
+    let memory = client.allocate(request.unpinned()).unwrap();
+    said(&daemon, &["trace", "start"]);
+    let mut request = SequenceRequest::new().passes(4);
+    for part in 0..12 {
+        request = request.step().parts(&memory, part..part + 1);
+    }
+    let order = client.declare_sequence(request).unwrap();
+    for step in 0..48 {
+        order.begin(step).unwrap();
+        let part = u32::try_from(step % 12).unwrap();
+        drop(memory.pin_parts(part..part + 1, Access::Read).unwrap());
+    }
+    order.end();
+    said(&daemon, &["trace", "stop"]);
+    said(&daemon, &["trace", "save", file.to_str().unwrap()]);
+    let report = replayed(&file, &["--policy", "lru", "--policy", "known-future"]);
+    let uses = report["use_count"].as_u64().unwrap();
+    assert!(
+        (24..=60).contains(&uses),
+        "48 pins, of which a harvest may see two as one, or one twice: {report}"
+    );
+    for played in report["policies"].as_array().unwrap() {
+        assert_eq!(played["unserved"], 0, "a part that has left is held no longer: {report}");
+        assert_eq!(played["hits"].as_u64().unwrap() + played["stalls"].as_u64().unwrap(), uses, "{report}");
+    }
+    let [lru, known] =
+        ["lru", "known-future"].map(|policy| of_policy(&report, policy)["fetched_bytes"].as_u64());
+    assert!(known < lru, "{report}");
     memory.free().unwrap();
     client.flush().unwrap();
     daemon.drains();
