@@ -24,7 +24,7 @@ use crate::{
     prefetch::{self, Prefetch, Urgency, Wanted},
     pressure_stream,
     sealed::Sealed,
-    sequence::{Sequence, StepOf},
+    sequence::{self, Sequence, StepOf},
     shared::{Handle, Shared, check_process},
 };
 
@@ -262,7 +262,8 @@ impl Client {
     }
 
     #[pyo3(signature = (steps, *, passes = 0))]
-    fn sequence(&self, py: Python<'_>, steps: Vec<StepOf>, passes: u64) -> PyResult<Sequence> {
+    fn sequence(&self, py: Python<'_>, steps: Vec<StepOf>, passes: i64) -> PyResult<Sequence> {
+        let passes = sequence::passes(passes)?;
         Ok(Sequence::declare(py, &self.sdk()?, &steps, passes)?)
     }
 

@@ -63,6 +63,7 @@ def test_bad_sequences_are_refused(streaming: Daemon) -> None:
             lambda: client.sequence([[]]),
             lambda: client.sequence([[one, one]]),
             lambda: client.sequence([(one, range(0, 2))]),
+            lambda: client.sequence([one], passes=-1),
         ]
         for request in requests:
             with pytest.raises(vramd.InvalidArgument):
