@@ -29,6 +29,7 @@ mod reasons;
 mod sealed;
 mod sequence;
 mod shared;
+mod staging;
 mod tensor;
 mod view;
 
@@ -46,6 +47,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<pin_set::PinSet>()?;
     module.add_class::<prefetch::Prefetch>()?;
     module.add_class::<sequence::Sequence>()?;
+    module.add_class::<staging::StagingBuffer>()?;
     module.add_class::<info::AdvisedParts>()?;
     module.add_class::<info::AllocationInfo>()?;
     module.add_class::<info::Device>()?;

@@ -61,6 +61,16 @@ assert memory.is_device_memory
 assert memory.__dlpack_device__() == (2, ORDINAL), memory.__dlpack_device__()
 memory.copy_from(b"hello", 5)
 assert memory.copy_to(5, 5) == b"hello"
+with memoryview(memory.staging_buffer(4096)) as staged:
+    staged[:5] = b"HELLO"
+    assert staged.obj.is_page_locked and "page-locked" in repr(staged.obj)
+    memory.copy_from(staged, 8192)
+assert memory.copy_to(8192, 5) == b"HELLO"
+# As long as anything refers to its bytes they are locked, and no longer.
+del staged
+away = client.allocate("2MiB", unpinned=True)
+assert not away.staging_buffer(4096).is_page_locked, "its device is not known"
+away.free()
 assert isinstance(refused(BufferError, lambda: memoryview(memory)), vramd.DeviceMemory)
 
 tensor = memory.tensor((2, 3), "bfloat16", offset=16)

@@ -32,6 +32,25 @@ def test_numpy_writes_in_place(client: vramd.Client) -> None:
     assert list(target) == [0, 7.5, 8.5, 3]
 
 
+def test_staging_buffers_are_plain_memory_without_a_gpu(client: vramd.Client) -> None:
+    memory = client.allocate(MIB)
+    buffer = memory.staging_buffer(1000)
+    assert len(buffer) == 1000 and not buffer.is_page_locked and bytes(buffer) == bytes(1000)
+    with memoryview(buffer) as view:
+        view[:] = bytes([7]) * 1000
+        # It lives as long as a view of it.
+        del buffer
+        gc.collect()
+        memory.copy_from(view, 24)
+    assert memory.copy_to(20, 8) == bytes(4) + bytes([7]) * 4
+    with pytest.raises(vramd.InvalidArgument):
+        memory.staging_buffer(1 << 63)
+    sealed = memory.seal()
+    with pytest.raises(vramd.Error):
+        memory.staging_buffer(10)
+    sealed.free()
+
+
 def test_sealed_memory_is_read_only(client: vramd.Client) -> None:
     memory = client.allocate(MIB)
     memory.copy_from(b"weights")

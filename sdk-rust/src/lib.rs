@@ -118,6 +118,7 @@ pub use handles::{
     quota::OwnQuota,
     raw::{RawAllocation, RawClient},
     request::{AllocationRequest, Target},
+    staging::StagingBuffer,
 };
 pub use interrupt::interruptible;
 pub use mapping::RawPart;

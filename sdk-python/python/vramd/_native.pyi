@@ -8,7 +8,7 @@ from typing import Any, Literal, NoReturn, final
 from typing_extensions import Buffer, CapsuleType, Self, disjoint_base
 
 __all__ = [
-    "AdvisedParts", "Allocation", "AllocationInfo", "Client", "Device", "Memory", "OwnQuota", "Pin", "PinSet", "Prefetch", "Pressure", "Released", "Sealed", "Sequence", "Tensor",
+    "AdvisedParts", "Allocation", "AllocationInfo", "Client", "Device", "Memory", "OwnQuota", "Pin", "PinSet", "Prefetch", "Pressure", "Released", "Sealed", "Sequence", "StagingBuffer", "Tensor",
     "__version__", "_Interrupt", "_PressureStream", "connect", "reasons", "socket_dir",
 ]
 
@@ -309,10 +309,25 @@ class Allocation(Memory):
 
     def copy_from(self, buffer: Buffer, offset: int = 0) -> None:
         """Copies the whole of a contiguous buffer in."""
+    def staging_buffer(self, size: int) -> StagingBuffer:
+        """Host memory of `size` bytes to read into before `copy_from`: page-locked for the device of this allocation.
+
+        It is ordinary memory if the allocation lies in no device memory, if no part of it was ever mapped, or if the
+        driver cannot lock so much.
+        """
     def seal(self) -> Sealed:
         """Ends writing for ever. The address stays; this object is closed. If sealing fails, nothing is lost."""
     def free(self) -> Released:
         """Unmaps and frees it."""
+
+@final
+class StagingBuffer(Buffer):
+    """A writable buffer from which `Allocation.copy_from` runs at the speed of the link (`Allocation.staging_buffer`)."""
+
+    @property
+    def is_page_locked(self) -> bool: ...
+    def __len__(self) -> int: ...
+    def __buffer__(self, flags: int, /) -> memoryview: ...
 
 @final
 class Sealed(Memory):

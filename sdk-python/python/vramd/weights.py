@@ -50,9 +50,9 @@ if TYPE_CHECKING:
 MAGIC = b"vramd index 1\0\0\0"
 """The end of an allocation that was copied from a checkpoint. Before it is the length of the index, and before that the
 index."""
-PIECE_BYTES = 32 << 20
+PIECE_BYTES = 16 << 20
 """The bytes that one thread reads and copies at once."""
-COPY_THREADS = 4
+COPY_THREADS = 8
 INDEX_BYTES_MAX = 256 << 20
 LOAD_SECONDS = 600.0
 POLL_SECONDS = 0.02
@@ -421,6 +421,10 @@ def aligned(offset: int) -> int:
 
 def copy_files(memory: _native.Allocation, checkpoint: Checkpoint, entries: Mapping[str, Entry], meter: Meter) -> None:
     """Copies all tensors, by several threads. The first failure ends the others."""
+    if memory.device_ptr == 0:
+        # Only memory that was mapped has a device to lock buffers for.
+        with memory.pin(parts=range(1), write=True):
+            pass
     local = threading.local()
     stopped = threading.Event()
 
@@ -429,7 +433,7 @@ def copy_files(memory: _native.Allocation, checkpoint: Checkpoint, entries: Mapp
         if stopped.is_set():
             return
         if not hasattr(local, "buffer"):
-            local.buffer = bytearray(PIECE_BYTES)
+            local.buffer = memory.staging_buffer(PIECE_BYTES)
         with memoryview(local.buffer)[:count] as buffer:
             file.read_into(buffer, source)
             memory.copy_from(buffer, target)

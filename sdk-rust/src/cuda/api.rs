@@ -48,6 +48,7 @@ pub(super) const HANDLE_POSIX_FD: c_uint = 1;
 pub(super) const STREAM_NON_BLOCKING: c_uint = 1;
 pub(super) const EVENT_DISABLE_TIMING: c_uint = 2;
 pub(super) const CAPTURE_MODE_RELAXED: c_uint = 2;
+pub(super) const HOST_PORTABLE: c_uint = 1;
 pub(super) const IPC_LAZY_ENABLE_PEER_ACCESS: c_uint = 1;
 
 const SUCCESS: u32 = 0;
@@ -116,6 +117,8 @@ functions! {
         (device: u64, host: *const c_void, size: usize, stream: RawStream);
     memcpy_dtoh_async = c"cuMemcpyDtoHAsync_v2"
         (host: *mut c_void, device: u64, size: usize, stream: RawStream);
+    mem_host_register = c"cuMemHostRegister_v2" (start: *mut c_void, size: usize, flags: c_uint);
+    mem_host_unregister = c"cuMemHostUnregister" (start: *mut c_void);
     stream_create = c"cuStreamCreate" (stream: *mut RawStream, flags: c_uint);
     stream_destroy = c"cuStreamDestroy_v2" (stream: RawStream);
     stream_is_capturing = c"cuStreamIsCapturing" (stream: RawStream, status: *mut c_uint);

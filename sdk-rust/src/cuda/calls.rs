@@ -215,6 +215,17 @@ impl Api {
         }
     }
 
+    /// Page-locks host memory, for all contexts of the process.
+    pub(super) fn register_host(&self, start: ptr::NonNull<u8>, len: usize) -> Result<(), Fault> {
+        // SAFETY: needed to call it. The caller owns these bytes, and unregisters them before it frees them.
+        unsafe { self.mem_host_register(start.as_ptr().cast(), len, api::HOST_PORTABLE) }
+    }
+
+    pub(super) fn unregister_host(&self, start: ptr::NonNull<u8>) -> Result<(), Fault> {
+        // SAFETY: needed to call it. The caller registered this memory and has no copy of it under way.
+        unsafe { self.mem_host_unregister(start.as_ptr().cast()) }
+    }
+
     /// Begins a copy. The caller keeps `from` until the stream has passed it.
     pub(super) fn begin_to_device(&self, to: u64, from: &[u8], stream: Opaque) -> Result<(), Fault> {
         // SAFETY: needed to call it. It reads `from.len()` bytes there, which `super::stream` keeps borrowed until an

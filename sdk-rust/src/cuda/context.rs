@@ -2,6 +2,7 @@
 
 use std::{
     marker::PhantomData,
+    ptr::NonNull,
     sync::{Arc, Mutex, PoisonError},
 };
 
@@ -69,6 +70,15 @@ impl Context {
     /// Copies, and returns when the bytes have arrived.
     pub(crate) fn copy_to_host(&self, to: &mut [u8], from: u64) -> Result<(), Fault> {
         self.with_stream(|current, stream| stream.copy_to_host(current, to, from))
+    }
+
+    /// Page-locks host memory, so that copies between it and the device run at the speed of the link.
+    pub(crate) fn register_host(&self, start: NonNull<u8>, len: usize) -> Result<(), Fault> {
+        self.enter()?.api().register_host(start, len)
+    }
+
+    pub(crate) fn unregister_host(&self, start: NonNull<u8>) -> Result<(), Fault> {
+        self.enter()?.api().unregister_host(start)
     }
 
     fn with_stream(

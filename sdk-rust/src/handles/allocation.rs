@@ -20,7 +20,7 @@ use vramd_words::Access;
 
 use crate::{
     error::{Error, Result},
-    handles::{advice::Advice, handle::Handle, info::AllocationInfo},
+    handles::{advice::Advice, handle::Handle, info::AllocationInfo, staging::StagingBuffer},
     pins::{Pinnable, Pinned, PinnedRef, private},
     session::{
         Released,
@@ -114,6 +114,13 @@ impl Allocation {
     /// takes the memory away meanwhile. It waits for no kernel of the program.
     pub fn copy_from_host(&mut self, offset_bytes: u64, from: &[u8]) -> Result<()> {
         run_ready(self.handle.copy_from_host(CallStyle::Blocking, offset_bytes, from))
+    }
+
+    /// Host memory of that many bytes to read into before [`Self::copy_from_host`]: page-locked for the device of this
+    /// allocation. It is ordinary memory if that lies in no device memory, if it was never mapped, or if the driver cannot
+    /// lock so much.
+    pub fn staging_buffer(&self, bytes: usize) -> Result<StagingBuffer> {
+        self.handle.staging_buffer(bytes)
     }
 
     /// The requested bytes, in place. Refused for device memory, for memory that is no longer mapped, and in a forked

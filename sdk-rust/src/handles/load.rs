@@ -23,6 +23,7 @@ use crate::{
         info::{AllocationInfo, AllocationKind},
         operations::{OnAbandon, claim_attached, claim_new, undo_on_thread},
         request::{AllocationRequest, Target},
+        staging::StagingBuffer,
     },
     process::fork::ProcessBound,
     rpc::request_id::RequestId,
@@ -207,12 +208,14 @@ async fn by_copy(
     }));
     let copied = async {
         let mut at = 0;
+        let mut buffer = handle.staging_buffer(CHUNK_BYTES)?;
         while at < size {
             style.check_interrupt()?;
             let (span, length) =
                 (span.clone(), CHUNK_BYTES.min(usize::try_from(size - at).unwrap_or(CHUNK_BYTES)));
-            let bytes = style.run_blocking(move || span.read(at, length)).await?;
-            handle.copy_from_host(style, at, &bytes).await?;
+            let read = move || span.read(at, buffer, length);
+            buffer = style.run_blocking(read).await?;
+            handle.copy_from_host(style, at, buffer.get(..length).unwrap_or_default()).await?;
             at += length as u64;
         }
         handle.seal(style).await
@@ -266,10 +269,10 @@ impl Span {
         Ok(deadline.checked_add(reading).unwrap_or(deadline))
     }
 
-    fn read(&self, at: u64, length: usize) -> Result<Vec<u8>> {
-        let mut bytes = vec![0; length];
-        let read = self.file.read_exact_at(&mut bytes, self.offset + at);
-        read.map(|()| bytes).map_err(|error| match error.kind() {
+    /// Reads into the beginning of a buffer.
+    fn read(&self, at: u64, mut buffer: StagingBuffer, length: usize) -> Result<StagingBuffer> {
+        let read = self.file.read_exact_at(buffer.get_mut(..length).unwrap_or_default(), self.offset + at);
+        read.map(|()| buffer).map_err(|error| match error.kind() {
             // The file had these bytes when its size was read.
             ErrorKind::UnexpectedEof => self.invalid(&"the file was cut off while it was copied"),
             _ => self.invalid(&error),

@@ -12,3 +12,4 @@ pub(crate) mod operations;
 pub(crate) mod quota;
 pub(crate) mod raw;
 pub(crate) mod request;
+pub(crate) mod staging;

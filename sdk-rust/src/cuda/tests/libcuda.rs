@@ -276,6 +276,14 @@ pub unsafe extern "C" fn cuMemcpyDtoHAsync_v2(to: *mut u8, from: u64, size: usiz
     code
 }
 #[unsafe(no_mangle)]
+pub extern "C" fn cuMemHostRegister_v2(_start: *mut c_void, size: usize, flags: u32) -> u32 {
+    within("cuMemHostRegister_v2", format!("size {size} flags {flags}"))
+}
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemHostUnregister(_start: *mut c_void) -> u32 {
+    within("cuMemHostUnregister", String::new())
+}
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuStreamCreate(stream: *mut usize, flags: u32) -> u32 {
     // SAFETY: the caller hands over a place for the result, as it does to the driver.
     unsafe { *stream = 0x5 };

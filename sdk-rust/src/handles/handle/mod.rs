@@ -21,6 +21,7 @@ use crate::{
     handles::{
         advice::Advice,
         info::{AllocationInfo, AllocationKind, AllocationState, Lifetime},
+        staging::StagingBuffer,
     },
     mapping::{Base, Until, Window},
     pins::{Anchor, Layout, View},
@@ -394,6 +395,13 @@ impl Handle {
     /// The address where it was first mapped and stays.
     fn base(&self) -> Option<Base> {
         self.anchor.base()
+    }
+
+    pub(crate) fn staging_buffer(&self, bytes: usize) -> Result<StagingBuffer> {
+        check_process(&self.session)?;
+        let context = self.session.table().context(self.info.id);
+        StagingBuffer::new(bytes, context)
+            .ok_or_else(|| Error::size_invalid("bytes", u64::try_from(bytes).unwrap_or(u64::MAX)))
     }
 
     /// Copies into the allocation; the caller has borrowed the handle mutably.
