@@ -2,7 +2,7 @@
 """Memory of the daemon in each array library that is there: `array_libraries.py PROGRAMS --json FILE`.
 
 Of CuPy, JAX, Numba and PyTorch each one reads sealed memory and, where it can, writes memory of its own, without a copy:
-by DLPack, and by `__cuda_array_interface__` where the library takes that. A process for each, since each library keeps a
+by DLPack, and by `__cuda_array_interface__` where the library takes that. RMM allocates through the daemon. A process for each, since each library keeps a
 part of the device. PROGRAMS is the folder of `vramd` and `vramctl`.
 """
 
@@ -18,7 +18,7 @@ import tempfile
 import time
 
 COUNT = 1 << 20
-LIBRARIES = ("cupy", "jax", "numba", "torch")
+LIBRARIES = ("cupy", "jax", "numba", "rmm", "torch")
 # The module of a library that is for GPUs, where it has one.
 MODULES = {"jax": "jax.dlpack", "numba": "numba.cuda.cudaimpl"}
 CONFIGURATION = '[daemon]\nsocket_dir = "{home}/run"\nstate_dir = "{home}/state"\n[driver]\nkind = "cuda"\n'
@@ -31,7 +31,10 @@ def main():
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--library", choices=LIBRARIES, help="the part of one process")
     wanted = parser.parse_args()
-    sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "python"))
+    bundle = pathlib.Path(__file__).resolve().parents[1]
+    sys.path[:0] = [str(bundle / "python")]
+    # Behind all else: the machine's own RMM goes first.
+    sys.path.append(str(bundle / "peers"))
     if wanted.library:
         print(json.dumps(tried(wanted.library)))
         return
@@ -118,6 +121,28 @@ def by_numba(numba, views):
     write[1, 1](cuda.as_cuda_array(views["own"]))
     cuda.synchronize()
     return {"cuda_array_interface": float(to.copy_to_host()[0]), "writes": True}
+
+
+def by_rmm(rmm, views):
+    import vramd.rmm
+
+    client = vramd.connect("rmm")
+    resource = vramd.rmm.resource(client)
+    rmm.mr.set_current_device_resource(rmm.mr.PoolMemoryResource(resource, initial_pool_size=64 << 20))
+    held = {info.size for info in client.list()}
+    assert 64 << 20 in held, held
+    buffer = rmm.DeviceBuffer.to_device(array.array("f", range(COUNT)).tobytes())
+    read = sum(array.array("f", buffer.tobytes())[:1000])
+    refused = False
+    try:
+        resource.allocate(1 << 50)
+    except MemoryError:
+        refused = True
+    assert refused, "a petabyte fits"
+    # Its pool goes with the resource.
+    del buffer
+    rmm.mr.set_current_device_resource(rmm.mr.CudaMemoryResource())
+    return {"pool": float(read)}
 
 
 def by_torch(torch, views):

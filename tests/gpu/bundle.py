@@ -29,17 +29,23 @@ PROGRAMS = {
 }
 # The artefact that is no program; the torch cases load it.
 LIBRARY = "libtorch_share.so"
-# A peer that is measured beside ours where there is PyTorch: what of its wheel is needed for that.
-PEER = "torch_memory_saver==0.0.10"
-PEER_SHA256 = "786e18755a9af255ae692b0e19a62ff06861dbf55a19fa8545e62a100ab5a28f"
-PEER_FILES = re.compile(r"torch_memory_saver(/|-.*/(METADATA|LICENSE)$|_hook_mode_torch_cu1[23]\.)")
+# Packages that are tried or measured beside ours where there is PyTorch: their wheels, and the files that are needed.
+PEERS = {
+    "torch_memory_saver==0.0.10": "786e18755a9af255ae692b0e19a62ff06861dbf55a19fa8545e62a100ab5a28f",
+    "rmm-cu13==26.10.0": "93b82fc2a9e7ff3de4a872db864c90badbd32ac6a50536c02767a782b87e2cd8",
+    "librmm-cu13==26.10.0": "39edcc7396f5291e95331089909b1e13e445fa2dbd4e7323992fb29fb04a5a1b",
+    "rapids-logger==0.3.0": "9d9094dd241c4e0f2d0c3bad448871e62f9b915e1ef65db41b0a1cf4473b1066",
+}
+PEER_FILES = re.compile(
+    r"torch_memory_saver(/|_hook_mode_torch_cu1[23]\.)|(rmm|librmm|rapids_logger)/(?!include/|lib64/cmake/)|[^/]*\.dist-info/"
+)
 MATURIN = ROOT / ".tools" / "python-venv" / "bin" / "maturin"
 
 
 def main():
     programs = build()
     wheel = build_package()
-    peer = fetch_peer()
+    peers = fetch_peers()
     shutil.rmtree(BUNDLE, ignore_errors=True)
     for folder in ("bin", "kernels", "demo", "torch"):
         (BUNDLE / folder).mkdir(parents=True)
@@ -55,8 +61,9 @@ def main():
     with zipfile.ZipFile(wheel) as package:
         # A folder for PYTHONPATH: there may be no pip where it goes.
         package.extractall(BUNDLE / "python")
-    with zipfile.ZipFile(peer) as package:
-        package.extractall(BUNDLE / "peers", filter(PEER_FILES.match, package.namelist()))
+    for peer in peers:
+        with zipfile.ZipFile(peer) as package:
+            package.extractall(BUNDLE / "peers", filter(PEER_FILES.match, package.namelist()))
     for folder in ("python", "peers"):
         for module in (BUNDLE / folder).rglob("*.so"):
             check_glibc(module)
@@ -92,14 +99,13 @@ def build_package():
     ]
     print("$", *command, flush=True)
     subprocess.run(command, cwd=ROOT, check=True)
-    [wheel] = out.glob("*.whl")
-    return wheel
+    return sorted(out.glob("*.whl"))
 
 
-def fetch_peer():
+def fetch_peers():
     out = pathlib.Path(tempfile.mkdtemp(prefix="peer-", dir=ROOT / "target"))
     wanted = out / "wanted.txt"
-    wanted.write_text(f"{PEER} --hash=sha256:{PEER_SHA256}\n")
+    wanted.write_text("".join(f"{peer} --hash=sha256:{digest}\n" for peer, digest in PEERS.items()))
     command = [
         MATURIN.with_name("python"), "-m", "pip", "download", "--quiet", "--no-deps", "--require-hashes", "--only-binary", ":all:",
         "--dest", out, "--requirement", wanted,
