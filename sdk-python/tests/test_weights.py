@@ -8,6 +8,7 @@ import os
 import pathlib
 import signal
 import struct
+import subprocess
 import threading
 import time
 from collections.abc import Callable
@@ -483,3 +484,16 @@ def test_type_without_a_numpy_view_is_told(client: vramd.Client, tmp_path: pathl
     with pytest.raises(KeyError, match="no tensor 'c'"):
         weights["c"]
     eventually("it is listed", lambda: len(client.list()) == 1)
+
+
+def test_vramctl_verifies_what_was_loaded(
+    daemon: Daemon, client: vramd.Client, model: pathlib.Path, sharded: pathlib.Path
+) -> None:
+    """By its tensors: however the files are cut, and wherever they lie in the allocation."""
+    vramd.load(sharded, name="model", client=client)
+    for path in (model, sharded, sharded / "model.safetensors.index.json"):
+        assert "the same as" in vramctl(daemon, "verify", "model", str(path))
+    safetensors.numpy.save_file(LAYERS | {"step": np.array(8, np.int64)}, model)
+    with pytest.raises(subprocess.CalledProcessError) as refused:
+        vramctl(daemon, "verify", "model", str(model))
+    assert refused.value.returncode == 1 and 'tensor "step" has other bytes' in refused.value.stderr

@@ -89,6 +89,75 @@ fn verify_refuses_the_bytes_of_another_file() {
     assert_eq!(error["error"]["facts"]["found"], digest(&content(MIB, 1)));
 }
 
+/// A file of two tensors in the format safetensors, the second of which has this byte in its midst.
+fn checkpoint(byte: u8) -> Vec<u8> {
+    let header = r#"{"a":{"dtype":"U8","shape":[5],"data_offsets":[0,5]},"b":{"dtype":"F32","shape":[2,2],"data_offsets":[5,21]}}"#;
+    let mut file = (header.len() as u64).to_le_bytes().to_vec();
+    file.extend(header.as_bytes());
+    file.extend([1; 5 + 16]);
+    let middle = file.len() - 8;
+    file[middle] = byte;
+    file
+}
+
+/// The same as `vramd.load` lays it out: each tensor aligned, and an index at the end.
+fn loaded(byte: u8) -> Vec<u8> {
+    let mut bytes = vec![0; 256 + 16];
+    bytes[..5].fill(1);
+    bytes[256..].fill(1);
+    bytes[256 + 8] = byte;
+    let index = br#"{"tensors":{"a":["U8",[5],0,5],"b":["F32",[2,2],256,272]},"metadata":{},"sources":[]}"#;
+    bytes.extend(index);
+    bytes.extend((index.len() as u64).to_le_bytes());
+    bytes.extend(b"vramd index 1\0\0\0");
+    bytes
+}
+
+#[test]
+fn verify_compares_a_checkpoint_by_its_tensors() {
+    let daemon = Daemon::new();
+    let folder = daemon.home().path().join("checkpoint");
+    fs::create_dir(&folder).unwrap();
+    let (image, file) = (daemon.home().path().join("image"), folder.join("model.safetensors"));
+    let index = folder.join("model.safetensors.index.json");
+    fs::write(&file, checkpoint(7)).unwrap();
+    fs::write(&index, r#"{"weight_map":{"a":"model.safetensors","b":"model.safetensors"}}"#).unwrap();
+    for (name, bytes) in
+        [("loaded", loaded(7)), ("in-place", checkpoint(7)), ("other", loaded(8)), ("plain", vec![3; 99])]
+    {
+        fs::write(&image, bytes).unwrap();
+        text(&daemon, &["put", image.to_str().unwrap(), name]);
+    }
+    for path in [&folder, &file, &index] {
+        for name in ["loaded", "in-place"] {
+            let said = text(&daemon, &["verify", name, path.to_str().unwrap()]);
+            assert!(said.contains("the same as"), "{said}");
+        }
+        let refused = fails(&daemon, &["--json", "verify", "other", path.to_str().unwrap()], REFUSED);
+        let error: Value = serde_json::from_slice(&refused.stderr).unwrap();
+        assert_eq!(error["error"]["reason"], "CONTENT_DIFFERS");
+        let message = error["error"]["message"].as_str().unwrap();
+        assert!(
+            message.contains("tensor \"b\" has other bytes in the allocation, from byte 8 on"),
+            "{message}"
+        );
+    }
+    let refused = fails(&daemon, &["verify", "plain", folder.to_str().unwrap()], REFUSED);
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("the allocation is no checkpoint"));
+    let refused = fails(&daemon, &["--json", "verify", "plain", file.to_str().unwrap()], REFUSED);
+    assert!(
+        String::from_utf8_lossy(&refused.stderr).contains("DIGEST_MISMATCH"),
+        "no checkpoint: by its digest"
+    );
+    for damaged in [vec![255; 40], checkpoint(7)[..60].to_vec(), [checkpoint(7), vec![0]].concat(), vec![]] {
+        fs::write(&file, damaged).unwrap();
+        let refused = fails(&daemon, &["verify", "loaded", file.to_str().unwrap()], USAGE);
+        assert!(String::from_utf8_lossy(&refused.stderr).contains("cannot read"));
+    }
+    fs::remove_file(&file).unwrap();
+    fails(&daemon, &["verify", "loaded", index.to_str().unwrap()], USAGE);
+}
+
 #[test]
 fn a_failed_put_leaves_nothing() {
     let daemon = Daemon::new();

@@ -28,6 +28,11 @@ pub(crate) enum Failure {
         path: String,
         problem: String,
     },
+    /// An allocation has other tensors than a checkpoint, or is none.
+    Content {
+        path: String,
+        problem: String,
+    },
     /// A live view has no terminal, or has lost it.
     Terminal {
         problem: String,
@@ -75,7 +80,7 @@ impl Failure {
     pub(crate) fn exit_code(&self) -> ExitCode {
         ExitCode::from(match self {
             Self::Daemon(error) if error.reason() == Some(Reason::BrokerGone) => 3,
-            Self::Daemon(_) | Self::Output(_) => 1,
+            Self::Daemon(_) | Self::Content { .. } | Self::Output(_) => 1,
             Self::File { .. }
             | Self::Unwritable { .. }
             | Self::Trace { .. }
@@ -107,6 +112,7 @@ impl Failure {
             Self::Unwritable { .. } => "FILE_UNWRITABLE".to_owned(),
             Self::Trace { .. } => "TRACE_INVALID".to_owned(),
             Self::Readings { .. } => "READINGS_INVALID".to_owned(),
+            Self::Content { .. } => "CONTENT_DIFFERS".to_owned(),
             Self::Terminal { .. } => "TERMINAL_UNUSABLE".to_owned(),
             Self::Differs => "DIFFERS".to_owned(),
             Self::Output(_) => "OUTPUT_FAILED".to_owned(),
@@ -120,6 +126,7 @@ impl Failure {
             | Self::Unwritable { .. }
             | Self::Trace { .. }
             | Self::Readings { .. }
+            | Self::Content { .. }
             | Self::Terminal { .. }
             | Self::Differs
             | Self::Output(_) => "LOCAL",
@@ -144,6 +151,7 @@ impl fmt::Display for Failure {
             Self::Unwritable { path, problem } => write!(f, "cannot write {path}: {problem}"),
             Self::Trace { path, problem } => write!(f, "cannot play {path}: {problem}"),
             Self::Readings { path, problem } => write!(f, "cannot judge {path}: {problem}"),
+            Self::Content { path, problem } => write!(f, "it is not what {path} has: {problem}"),
             Self::Terminal { problem } => f.write_str(problem),
             Self::Differs => f.write_str("the file differs from what is in force"),
             Self::Output(error) => write!(f, "cannot write to standard output: {error}"),

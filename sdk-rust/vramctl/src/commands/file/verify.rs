@@ -1,19 +1,22 @@
 //! `vramctl verify`: checks that the mapped bytes are the sealed ones.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 use serde_json::json;
 use vramd_client::{AllocationId, ClientBuilder, Error, Sealed, Sentence, Target};
 
-use super::{digest, stdin};
+use super::{
+    checkpoint::{self, Checkpoint},
+    digest, stdin,
+};
 use crate::output::{Output, failure::Failure, progress, text::plain};
 
 #[derive(Debug, Args)]
 pub(crate) struct Verify {
     /// `name` for the own tenant, `tenant/name`, or an id like a-1099511627777.
     name: String,
-    /// File to compare with, too.
+    /// File, or checkpoint, to compare with, too. A checkpoint is a file of safetensors, a folder of them or their index.
     file: Option<PathBuf>,
     /// Stay attached until standard input ends.
     #[arg(long)]
@@ -31,17 +34,33 @@ pub(crate) fn run(verify: &Verify, client: ClientBuilder, output: &Output) -> Re
     progress.finish_and_clear();
     check(attached.digest(), &found)?;
     if let Some(file) = &verify.file {
-        let length = file.metadata().map_err(Failure::file(file))?.len();
-        let progress = progress::bytes("hashing", length, output);
-        let file_digest = digest::hash_file(file, &progress)?;
-        progress.finish_and_clear();
-        check(&file_digest, &found)?;
+        compare(&attached, &found, file, output)?;
     }
     report(&attached, &found, verify, output)?;
     if verify.hold {
         stdin::wait_for_end()?;
     }
     Ok(attached.detach()?)
+}
+
+/// Compares the allocation with a checkpoint by its tensors, and with any other file by its digest.
+fn compare(attached: &Sealed, digest: &str, path: &Path, output: &Output) -> Result<(), Failure> {
+    if Checkpoint::is_at(path) {
+        let tensors = checkpoint::tensors_of(attached)?;
+        // A file of any content may have been put, and have this name.
+        if tensors.is_ok() || !path.is_file() {
+            let checkpoint = Checkpoint::open(path)?;
+            let progress = progress::bytes("comparing", checkpoint.size(), output);
+            checkpoint.compare(attached, tensors, &progress)?;
+            progress.finish_and_clear();
+            return Ok(());
+        }
+    }
+    let length = path.metadata().map_err(Failure::file(path))?.len();
+    let progress = progress::bytes("hashing", length, output);
+    let file_digest = digest::hash_file(path, &progress)?;
+    progress.finish_and_clear();
+    check(&file_digest, digest)
 }
 
 /// Reads an id as an id, and everything else as a name.
