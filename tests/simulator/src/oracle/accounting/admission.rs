@@ -68,7 +68,7 @@ impl Oracle {
             && let Some(place) = self.facts.place_of(device, Tier::Device).filter(|_| alone)
             && !self.facts.extents_ran_out
         {
-            let leavable = self.leavable(place, broker);
+            let leavable = self.leavable(place, broker, &self.used_parts());
             let shortage = self.shortage(tenant, place, asked.get(), &leavable);
             // A request above the capacity never fits.
             let fits = asked.get() <= self.capacity(place);

@@ -147,10 +147,11 @@ impl Oracle {
         broker: &Broker,
         taken: &BTreeMap<(Tenant, usize), u64>,
     ) -> bool {
+        let used = self.used_parts();
         needs.bytes.iter().all(|(device, bytes)| {
             // Room is not counted on while a session in doubt has to unmap the part.
             let mut leavable = self.leavable_of(*device, broker, |part| {
-                self.can_surely_leave(part) && self.doubt_about(part) == Doubt::Nothing
+                self.can_surely_leave(part, &used) && self.doubt_about(part) == Doubt::Nothing
             });
             let is_leaving = |it: &&ExtentFacts| it.place == *device && it.phase == ExtentPhase::Releasing;
             // Where nothing can be moved away, the core plans with nothing that leaves.

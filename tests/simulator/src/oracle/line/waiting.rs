@@ -24,6 +24,28 @@ pub(crate) enum Shortage {
     None,
 }
 
+/// Parts that sessions use, or wait for, and parts that sessions map (`Oracle::used_parts`).
+#[derive(Debug)]
+pub(crate) struct UsedParts {
+    in_use: Sorted,
+    pub(crate) mapped: Sorted,
+}
+
+#[derive(Debug)]
+pub(crate) struct Sorted(Vec<PartRef>);
+
+impl Sorted {
+    fn of(mut parts: Vec<PartRef>) -> Self {
+        parts.sort_unstable();
+        parts.dedup();
+        Self(parts)
+    }
+
+    pub(crate) fn contains(&self, part: PartRef) -> bool {
+        self.0.binary_search(&part).is_ok()
+    }
+}
+
 /// Bytes that could leave a device, by tenant.
 pub(crate) type Leavable = BTreeMap<Tenant, u64>;
 
@@ -59,8 +81,9 @@ impl Oracle {
         if (self.facts.part_waiters.is_empty() && line.is_empty()) || self.facts.extents_ran_out || lingers {
             return;
         }
+        let used = self.used_parts();
         let leavable: Vec<_> =
-            (0..self.facts.places.len()).map(|device| self.leavable(device, broker)).collect();
+            (0..self.facts.places.len()).map(|device| self.leavable(device, broker, &used)).collect();
         let leavable_max: Vec<_> =
             (0..self.facts.places.len()).map(|device| self.leavable_max(device, broker)).collect();
         let passed = self.passed_waiters(line, &leavable_max);
@@ -229,12 +252,12 @@ impl Oracle {
     }
 
     /// Bytes on a device that certainly no session uses, and that have a backing.
-    pub(crate) fn leavable(&self, device: usize, broker: &Broker) -> Leavable {
-        self.leavable_of(device, broker, |part| self.can_surely_leave(part))
+    pub(crate) fn leavable(&self, device: usize, broker: &Broker, used: &UsedParts) -> Leavable {
+        self.leavable_of(device, broker, |part| self.can_surely_leave(part, used))
     }
 
-    pub(crate) fn can_surely_leave(&self, part: PartRef) -> bool {
-        self.is_unused(part) && !self.has_waiting_pin(part)
+    pub(crate) fn can_surely_leave(&self, part: PartRef, used: &UsedParts) -> bool {
+        !used.in_use.contains(part) && self.is_settled(part)
     }
 
     /// The same, counting parts that may be in use for all that is known here.
@@ -263,31 +286,36 @@ impl Oracle {
         leavable
     }
 
-    pub(crate) fn is_unused(&self, part: PartRef) -> bool {
-        let is_settled = !self.may_move(part)
+    fn is_settled(&self, part: PartRef) -> bool {
+        !self.may_move(part)
             && !self.is_being_evicted(part)
             && !self.is_being_revoked(part)
             && !self.facts.fences.contains_key(&part)
             && !self.facts.operator_holds.contains(&part)
-            && !self.facts.failed_parts.contains(&part);
-        let at_rest = |session: &SessionFacts| match session.mappings.get(&part) {
-            Some((phase, _)) => {
-                *phase == MapPhase::Mapped
-                    && session.pins
-                    && !(session.silent || session.ending || session.gone)
-                    && self.facts.is_heard(session)
+            && !self.facts.failed_parts.contains(&part)
+    }
+
+    /// The parts that sessions use or wait for now. To ask each session for each part takes most of a run's time.
+    pub(crate) fn used_parts(&self) -> UsedParts {
+        let (mut in_use, mut mapped) = (Vec::new(), Vec::new());
+        in_use.extend(self.facts.pinned.iter().map(|(part, _)| *part));
+        for session in self.facts.sessions.values() {
+            let may_unmap = session.pins
+                && !(session.silent || session.ending || session.gone)
+                && (session.mappings.is_empty() || self.facts.is_heard(session));
+            for (part, (phase, _)) in &session.mappings {
+                mapped.push(*part);
+                if !(may_unmap && *phase == MapPhase::Mapped) {
+                    in_use.push(*part);
+                }
             }
-            None => true,
-        };
-        let wants = |session: &SessionFacts| {
-            session.owed.contains(&part)
-                || (session.pin_requested.contains(&part) && !session.mappings.contains_key(&part))
-                || session.pin_calls.values().any(|call| call.answered && call.parts.contains(&part))
-        };
-        let mut pinned = self.facts.pinned.iter().filter(|(of, _)| *of == part);
-        is_settled
-            && pinned.next().is_none()
-            && self.facts.sessions.values().all(|session| at_rest(session) && !wants(session))
+            in_use.extend(session.owed.iter().copied());
+            in_use.extend(
+                session.pin_requested.iter().filter(|part| !session.mappings.contains_key(part)).copied(),
+            );
+            in_use.extend(session.pin_calls.values().flat_map(|call| call.parts.iter().copied()));
+        }
+        UsedParts { in_use: Sorted::of(in_use), mapped: Sorted::of(mapped) }
     }
 
     /// Whether an unanswered pin call waits for the part.

@@ -2,7 +2,10 @@
 //! ranks lower and could certainly have left. Parts rank by what an operator says, or else by what their owners say
 //! unless an operator forbids it.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    cell::LazyCell,
+    collections::{BTreeMap, BTreeSet},
+};
 
 use broker_core::{
     Adviser, AllocationView, Broker, MemoryClass, PartAdvice, PartNeed, PartRef, PartSpan, Pattern, Preset,
@@ -10,11 +13,7 @@ use broker_core::{
 };
 use vramd_types::AllocationId;
 
-use crate::oracle::{
-    Oracle,
-    facts::{SessionFacts, Tenant},
-    sessions::silences::Doubt,
-};
+use crate::oracle::{Oracle, facts::Tenant, line::waiting::UsedParts, sessions::silences::Doubt};
 
 /// All advice for one part.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -245,14 +244,20 @@ impl Oracle {
         if sequences.is_named(part) {
             return;
         }
+        let used = LazyCell::new(|| self.used_parts());
         let spared = self.facts.advised_leavable.iter().find(|(other, of, on)| {
             let is_of_same = (*of, *on) == (tenant, device) && !leaving.contains(other);
             let is_before = self.rank_of(*other) < own || self.comes_before_by_pattern(*other, part);
             // A part that a request brings does not leave for others.
             let is_kept = self.facts.prefetches.is_named(*other) || sequences.is_named(*other);
-            is_of_same && !is_kept && is_before && self.can_certainly_leave(*other) && may_leave(self, *other)
+            is_of_same
+                && !is_kept
+                && is_before
+                && self.can_certainly_leave(*other, &used)
+                && may_leave(self, *other)
         });
         let spared = spared.map(|(other, ..)| *other);
+        drop(used);
         self.expect(ADVISED_ORDER, spared.is_none(), || {
             format!("{part:?} of tenant {tenant} leaves device {device}, and {spared:?} comes before it and could leave")
         });
@@ -319,10 +324,9 @@ impl Oracle {
 
     /// A part that no session maps may have begun to leave before, in a way that is not reported: for pressure that
     /// fell, or ahead of a silent session.
-    pub(crate) fn can_certainly_leave(&self, part: PartRef) -> bool {
-        let maps = |session: &SessionFacts| session.mappings.contains_key(&part);
-        self.facts.sessions.values().any(maps)
-            && self.can_surely_leave(part)
+    pub(crate) fn can_certainly_leave(&self, part: PartRef, used: &UsedParts) -> bool {
+        used.mapped.contains(part)
+            && self.can_surely_leave(part, used)
             && self.doubt_about(part) == Doubt::Nothing
     }
 
@@ -340,13 +344,14 @@ impl Oracle {
         }
         let mut open = BTreeMap::new();
         let mut found = Vec::new();
+        let used = self.used_parts();
         for part in self.facts.backings.keys().copied() {
             let Some((tenant, device, _)) = self.resident(part).filter(|(of, ..)| tenants.contains(of))
             else {
                 continue;
             };
             let is_open = *open.entry(part.allocation).or_insert_with(|| Self::is_to_be_mapped(part, broker));
-            if is_open && self.can_certainly_leave(part) {
+            if is_open && self.can_certainly_leave(part, &used) {
                 found.push((part, tenant, device));
             }
         }

@@ -1,11 +1,15 @@
 //! Classes of tenants. No part of a higher class leaves a device for pressure or a prefetch while a cold part of a lower
 //! class stays there that could certainly have left.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    cell::LazyCell,
+    collections::{BTreeMap, BTreeSet},
+    ops::Deref,
+};
 
 use broker_core::{Broker, Cause, Kind, PartRef, invariants::CLASS_ORDER};
 
-use crate::oracle::{Oracle, facts::Tenant, sessions::silences::Doubt};
+use crate::oracle::{Oracle, facts::Tenant, line::waiting::UsedParts, sessions::silences::Doubt};
 
 impl Oracle {
     /// Checks a part that begins to leave a device, together with others.
@@ -25,6 +29,7 @@ impl Oracle {
         let class = self.class_of(tenant);
         // A part waits for the end of an earlier copy to where it goes.
         let is_moving = |part: &PartRef| broker.moves().iter().any(|it| it.part == *part);
+        let used = LazyCell::new(|| self.used_parts());
         let mut spared = self.facts.leavable_by_class.iter().filter(|(other, of, on)| {
             *on == device
                 && self.class_of(*of) < class
@@ -32,25 +37,27 @@ impl Oracle {
                 && !leaving.contains(other)
                 && !self.facts.prefetches.is_named(*other)
                 && !self.facts.prefetches.sequences.is_named(*other)
-                && self.can_leave_as_cold(*other)
+                && self.can_leave_as_cold(*other, &used)
                 && self.is_surely_above_guarantee(*other, *of, device)
                 && !is_moving(other)
                 && self.resident(*other).is_some()
         });
         let spared = spared.next().map(|(other, of, _)| (*other, *of, self.class_of(*of)));
+        drop(used);
         self.expect(CLASS_ORDER, spared.is_none(), || {
             format!("{part:?} of tenant {tenant} and class {class} leaves device {device} for {cause:?}, and {spared:?} stays")
         });
     }
 
     /// Whether the part was not used for so long that it may leave, and nothing keeps it.
-    fn can_leave_as_cold(&self, part: PartRef) -> bool {
+    fn can_leave_as_cold(&self, part: PartRef, used: &impl Deref<Target = UsedParts>) -> bool {
         let cold_after = self.settings.cold_after(self.facts.now).filter(|after| !after.is_zero());
         // A part may count as used when it gets its backing, or stays after all.
-        let used = self.facts.used.get(&part).copied().max(self.facts.backed.get(&part).copied());
-        let is_cold =
-            cold_after.zip(used).is_some_and(|(cold_after, used)| used.after(cold_after) < self.facts.now);
-        is_cold && self.can_surely_leave(part) && self.doubt_about(part) == Doubt::Nothing
+        let last_use = self.facts.used.get(&part).copied().max(self.facts.backed.get(&part).copied());
+        let is_cold = cold_after
+            .zip(last_use)
+            .is_some_and(|(cold_after, last)| last.after(cold_after) < self.facts.now);
+        is_cold && self.can_surely_leave(part, used) && self.doubt_about(part) == Doubt::Nothing
     }
 
     fn is_surely_above_guarantee(&self, part: PartRef, tenant: Tenant, device: usize) -> bool {
@@ -70,6 +77,7 @@ impl Oracle {
         }
         let mut open = BTreeMap::new();
         let mut found = Vec::new();
+        let used = LazyCell::new(|| self.used_parts());
         for part in self.facts.backings.keys().copied() {
             let Some((tenant, device, _)) = self.resident(part) else { continue };
             let is_meant =
@@ -78,10 +86,11 @@ impl Oracle {
                 });
             let is_open = is_meant
                 && *open.entry(part.allocation).or_insert_with(|| Self::is_to_be_mapped(part, broker));
-            if is_open && self.can_leave_as_cold(part) {
+            if is_open && self.can_leave_as_cold(part, &used) {
                 found.push((part, tenant, device));
             }
         }
+        drop(used);
         self.facts.leavable_by_class = found;
     }
 }

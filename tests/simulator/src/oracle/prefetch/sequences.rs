@@ -1,7 +1,10 @@
 //! Declared sequences, learnt from frames alone: which steps the daemon works ahead for, which parts leave first, and that
 //! nothing of a sequence outlives it.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    cell::LazyCell,
+    collections::{BTreeMap, BTreeSet},
+};
 
 use broker_core::{
     Broker, ChannelId, PartRef, PrefetchPhase, PrefetchView, Refusal, SequenceSpec, SequenceState,
@@ -488,13 +491,19 @@ impl Oracle {
             return;
         }
         let own = facts.order_of(tenant, part);
+        let used = LazyCell::new(|| self.used_parts());
         let spared = self.facts.advised_leavable.iter().find(|(other, of, on)| {
             let is_of_same = (*of, *on) == (tenant, device) && !leaving.contains(other);
             let is_kept = self.facts.prefetches.is_named(*other) || facts.is_brought(*other);
             let is_before = facts.order_of(tenant, *other) < own;
-            is_of_same && !is_kept && is_before && self.can_certainly_leave(*other) && may_leave(self, *other)
+            is_of_same
+                && !is_kept
+                && is_before
+                && self.can_certainly_leave(*other, &used)
+                && may_leave(self, *other)
         });
         let spared = spared.map(|(other, ..)| (*other, facts.order_of(tenant, *other)));
+        drop(used);
         self.expect(SEQUENCE_ORDER, spared.is_none(), || {
             format!("{part:?} of tenant {tenant} leaves device {device} as {own:?} before {spared:?}")
         });

@@ -118,9 +118,8 @@ impl Oracle {
 
     /// Parts of a device that sessions map and that certainly could leave, with their tenants.
     fn evictable_on(&self, device: usize, broker: &Broker) -> Vec<(PartRef, Tenant)> {
-        let is_mapped =
-            |part: &PartRef| self.facts.sessions.values().any(|it| it.mappings.contains_key(part));
-        let rests = |part: &PartRef| is_mapped(part) && self.is_unused(*part) && !self.has_waiting_pin(*part);
+        let used = self.used_parts();
+        let rests = |part: &PartRef| used.mapped.contains(*part) && self.can_surely_leave(*part, &used);
         let there = self.facts.backings.keys().copied().filter(rests);
         let there = there.filter_map(|part| Some((part, self.resident(part)?)));
         let there = there.filter(|(part, (_, on, _))| *on == device && Self::is_to_be_mapped(*part, broker));
