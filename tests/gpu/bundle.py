@@ -34,10 +34,14 @@ PEERS = {
     "torch_memory_saver==0.0.10": "786e18755a9af255ae692b0e19a62ff06861dbf55a19fa8545e62a100ab5a28f",
     "rmm-cu13==26.10.0": "93b82fc2a9e7ff3de4a872db864c90badbd32ac6a50536c02767a782b87e2cd8",
     "librmm-cu13==26.10.0": "39edcc7396f5291e95331089909b1e13e445fa2dbd4e7323992fb29fb04a5a1b",
+    # Of Python 3.12.
+    "fastsafetensors==0.5.0": "cf8085203d83abbf2ea37edfb4b007cf1de521ab1cd29b46935f611d68c80d7d",
+    "runai-model-streamer==0.17.1": "2dd7b4dd5bc6b0c0dd2cfc875a32af40a5dd408db8026374e93ca34f8039321f",
+    "humanize==4.17.0": "02d0899527760efe18011944f882df4970943b4cdff7b5a0ba7fed43a576ef98",
     "rapids-logger==0.3.0": "9d9094dd241c4e0f2d0c3bad448871e62f9b915e1ef65db41b0a1cf4473b1066",
 }
 PEER_FILES = re.compile(
-    r"torch_memory_saver(/|_hook_mode_torch_cu1[23]\.)|(rmm|librmm|rapids_logger)/(?!include/|lib64/cmake/)|[^/]*\.dist-info/"
+    r"torch_memory_saver_hook_mode_torch_cu1[23]\.|[^/]*\.dist-info/|([^/]*\.data/purelib/)?[a-z_]+/(?!include/|lib64/cmake/)"
 )
 MATURIN = ROOT / ".tools" / "python-venv" / "bin" / "maturin"
 
@@ -64,6 +68,9 @@ def main():
     for peer in peers:
         with zipfile.ZipFile(peer) as package:
             package.extractall(BUNDLE / "peers", filter(PEER_FILES.match, package.namelist()))
+    for folder in (BUNDLE / "peers").glob("*.data/purelib"):
+        shutil.copytree(folder, BUNDLE / "peers", dirs_exist_ok=True)
+        shutil.rmtree(folder.parent)
     for folder in ("python", "peers"):
         for module in (BUNDLE / folder).rglob("*.so"):
             check_glibc(module)
@@ -108,6 +115,7 @@ def fetch_peers():
     wanted.write_text("".join(f"{peer} --hash=sha256:{digest}\n" for peer, digest in PEERS.items()))
     command = [
         MATURIN.with_name("python"), "-m", "pip", "download", "--quiet", "--no-deps", "--require-hashes", "--only-binary", ":all:",
+        "--python-version", "3.12",
         "--dest", out, "--requirement", wanted,
     ]
     print("$", *command, flush=True)

@@ -15,7 +15,9 @@ import pathlib
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 MIB, GIB = 1 << 20, 1 << 30
 SEED = 29
@@ -94,7 +96,10 @@ def main():
     if not torch.cuda.is_available():
         print(f"absent: PyTorch {torch.__version__} has no GPU")
         return
-    sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "python"))
+    bundle = pathlib.Path(__file__).resolve().parents[1]
+    sys.path.insert(0, str(bundle / "python"))
+    # Loaders that are measured beside ours, where the machine has none of its own.
+    sys.path.append(str(bundle / "peers"))
     import vramd
     import vramd.torch
 
@@ -121,12 +126,19 @@ def run(torch, transformers, vramd, config, wanted):
         shards = sorted(folder.glob("*.safetensors"))
         report["shards"], report["bytes"] = len(shards), sum(shard.stat().st_size for shard in shards)
         report["read_gib_s"] = report["bytes"] / read_all(shards) / GIB
-        report["safetensors_gib_s"] = report["bytes"] / by_safetensors(torch, shards) / GIB
+        report["read_threads_gib_s"] = report["bytes"] / read_in_pieces(shards) / GIB
+        report["pinned_copy_gib_s"] = pinned_copy(torch)
+        for name, load in PEERS.items():
+            report[f"{name}_gib_s"] = speed(torch, load, shards, report["bytes"])
         with Daemon(wanted.programs, pathlib.Path(home)) as daemon:
             os.environ["VRAMD_SOCKET_DIR"] = daemon.environment["VRAMD_SOCKET_DIR"]
             client = vramd.connect("first")
-            weights, seconds = timed(torch, lambda: vramd.load(folder, name="llama", client=client, part_size=PART))
-            report["load_s"], report["load_gib_s"] = seconds, report["bytes"] / seconds / GIB
+            # The daemon pins host memory as it is first needed, so the first load waits for that, and later ones do not.
+            weights, report["first_load"] = loaded(torch, vramd, client, folder)
+            weights.free()
+            weights, report["load"] = loaded(torch, vramd, client, folder)
+            bound = min(report["pinned_copy_gib_s"], report["read_threads_gib_s"])
+            report["load_page_cache"] = report["bytes"] / report["load"]["s"] / GIB / bound
             model = empty_model(torch, transformers, vramd, config)
             allocated = torch.cuda.memory_allocated()
             weights.bind(model)
@@ -150,6 +162,15 @@ def run(torch, transformers, vramd, config, wanted):
     sys.exit(not report["ok"])
 
 
+def loaded(torch, vramd, client, folder):
+    """Loads the checkpoint: until the first and the last byte are copied, and until it is sealed."""
+    moments, begin = [], time.perf_counter()
+    options = {"part_size": PART, "progress": lambda _done, _all: moments.append(time.perf_counter() - begin)}
+    weights, seconds = timed(torch, lambda: vramd.load(folder, name="llama", client=client, **options))
+    told = {"s": seconds, "first_piece_s": min(moments), "copied_s": max(moments)}
+    return weights, told
+
+
 def read_all(shards):
     buffer = bytearray(64 * MIB)
     begin = time.perf_counter()
@@ -160,13 +181,83 @@ def read_all(shards):
     return time.perf_counter() - begin
 
 
+def read_in_pieces(shards):
+    """As a parallel reader would: by eight threads, into buffers that they keep."""
+    local = threading.local()
+
+    def read(piece):
+        shard, start = piece
+        if not hasattr(local, "buffer"):
+            local.buffer = bytearray(16 * MIB)
+        with open(shard, "rb", buffering=0) as file:
+            os.preadv(file.fileno(), [local.buffer], start)
+
+    pieces = [(shard, start) for shard in shards for start in range(0, shard.stat().st_size, 16 * MIB)]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(read, pieces[:64]))
+        begin = time.perf_counter()
+        list(pool.map(read, pieces))
+        return time.perf_counter() - begin
+
+
+def pinned_copy(torch):
+    """GiB a second of plain copies from pinned memory."""
+    source, target = torch.empty(GIB, dtype=torch.uint8).pin_memory(), torch.empty(GIB, dtype=torch.uint8, device="cuda")
+    target.copy_(source, non_blocking=True)
+    _, seconds = timed(torch, lambda: [target.copy_(source, non_blocking=True) for _ in range(4)])
+    return 4 / seconds
+
+
+def speed(torch, load, shards, count):
+    """GiB a second of the second load, or why there is none."""
+    try:
+        for _ in range(2):
+            seconds = load(torch, shards)
+            torch.cuda.empty_cache()
+    except ImportError as error:
+        return f"absent: {error}"
+    return count / seconds / GIB
+
+
 def by_safetensors(torch, shards):
     from safetensors.torch import load_file
 
     kept, seconds = timed(torch, lambda: [load_file(shard, device="cuda") for shard in shards])
     del kept
-    torch.cuda.empty_cache()
     return seconds
+
+
+def by_fastsafetensors(torch, shards):
+    from fastsafetensors import SafeTensorsFileLoader, SingleGroup
+
+    def load():
+        # The files lie in the page cache, and its direct storage would go around that.
+        loader = SafeTensorsFileLoader(SingleGroup(), "cuda:0", nogds=True, disable_cache=False)
+        loader.add_filenames({0: [str(shard) for shard in shards]})
+        files = loader.copy_files_to_device()
+        return files, {name: files.get_tensor(name) for name in loader.get_keys()}, loader
+
+    (files, tensors, loader), seconds = timed(torch, load)
+    del tensors
+    files.close()
+    loader.close()
+    return seconds
+
+
+def by_runai(torch, shards):
+    from runai_model_streamer import SafetensorsStreamer
+
+    def load():
+        with SafetensorsStreamer() as streamer:
+            streamer.stream_files([str(shard) for shard in shards])
+            return {name: tensor.to("cuda") for name, tensor in streamer.get_tensors()}
+
+    kept, seconds = timed(torch, load)
+    del kept
+    return seconds
+
+
+PEERS = {"safetensors": by_safetensors, "fastsafetensors": by_fastsafetensors, "runai_model_streamer": by_runai}
 
 
 def attach(torch, transformers, vramd, config, folder):
