@@ -202,21 +202,18 @@ pub(super) fn event(notice: &Notice, devices: &[String]) -> Option<Event> {
         Notice::AllocationFreed { allocation: id, .. } => allocation(AllocationChange::Freed, *id),
         Notice::AllocationGone { allocation: id, .. } => allocation(AllocationChange::Gone, *id),
         Notice::PrefetchEnded { session, number, device, bytes, end, loss, .. } => {
+            let (drop_cause, drop_tenant) = loss
+                .as_ref()
+                .map(|loss| (move_cause(loss.cause), loss.tenant.as_deref().unwrap_or_default()))
+                .unwrap_or_default();
             Event::Prefetch(v1::PrefetchEvent {
                 end: prefetch_end(*end).into(),
                 session_id: session.shown(),
                 prefetch_id: *number,
                 device: device.0.into(),
                 bytes: bytes.get(),
-                drop_cause: loss
-                    .as_ref()
-                    .map_or(v1::MoveCause::Unspecified, |loss| move_cause(loss.cause))
-                    .into(),
-                drop_tenant: loss
-                    .as_ref()
-                    .and_then(|loss| loss.tenant.as_deref())
-                    .unwrap_or_default()
-                    .to_owned(),
+                drop_cause: drop_cause.into(),
+                drop_tenant: drop_tenant.to_owned(),
             })
         }
         Notice::Unbrokered { device, bytes } => of_device(DeviceChange::Unbrokered, Some(*device), *bytes),

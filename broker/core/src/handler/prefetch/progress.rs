@@ -75,20 +75,9 @@ impl Broker {
         self.map_ahead(id);
         self.tell_prefetch(id, PrefetchState::Ready { left_out, is_late });
         let Some(request) = self.moves.prefetches.get(id) else { return };
-        let (tenant, device) = (self.tenants.shared(request.tenant), request.device);
-        let (bytes, since) = (request.bytes, request.since);
         let end = if is_late { PrefetchEnd::Late } else { PrefetchEnd::Ready };
-        let (session, number) = id;
-        self.push_notice(Notice::PrefetchEnded {
-            session,
-            number,
-            tenant,
-            device,
-            bytes,
-            since,
-            end,
-            loss: None,
-        });
+        let notice = self.prefetch_ended(id, request, end, None);
+        self.push_notice(notice);
         self.remove_used_up(id);
     }
 

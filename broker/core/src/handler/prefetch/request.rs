@@ -169,7 +169,10 @@ impl Broker {
         let Some(request) = self.moves.prefetches.remove(id) else { return false };
         // A request that was queued gave up no room: only a new first in the queue can begin.
         self.follow_ups.push(if request.is_queued() { Fact::PrefetchQueued } else { Fact::PrefetchEnded });
-        self.note_prefetch_end(&request, id, end, loss);
+        if let Some(end) = end {
+            let notice = self.prefetch_ended(id, &request, end, loss);
+            self.push_notice(notice);
+        }
         if !request.is_queued() {
             // One that lay in place when this request began may be on its way for another one that has ended.
             for part in request.parts {
@@ -193,18 +196,17 @@ impl Broker {
         }
     }
 
-    fn note_prefetch_end(
-        &mut self,
-        request: &Prefetch,
+    pub(crate) fn prefetch_ended(
+        &self,
         id: PrefetchId,
-        end: Option<PrefetchEnd>,
+        request: &Prefetch,
+        end: PrefetchEnd,
         loss: Option<PrefetchLoss>,
-    ) {
-        let Some(end) = end else { return };
+    ) -> Notice {
         let tenant = self.tenants.shared(request.tenant);
         let (bytes, since, device) = (request.bytes, request.since, request.device);
         let (session, number) = id;
-        self.push_notice(Notice::PrefetchEnded { session, number, tenant, device, bytes, since, end, loss });
+        Notice::PrefetchEnded { session, number, tenant, device, bytes, since, end, loss }
     }
 
     /// Ends a request of the daemon's own.

@@ -141,20 +141,22 @@ fn describe_prefetch(event: &v1::PrefetchEvent) -> Description {
         PrefetchEnd::Failed => ("failed", "failed"),
         PrefetchEnd::Wasted => ("wasted", "was not used in the step that it was for"),
     };
-    let why = match event.drop_cause() {
-        v1::MoveCause::Unspecified => String::new(),
-        cause if event.drop_tenant.is_empty() => format!(" (for {})", cause_name(cause)),
-        cause => format!(" (for {} of tenant {})", cause_name(cause), plain(&event.drop_tenant)),
+    let is_dropped = event.drop_cause() != v1::MoveCause::Unspecified;
+    let cause = is_dropped.then(|| cause_name(event.drop_cause()));
+    let tenant = (!event.drop_tenant.is_empty()).then_some(&event.drop_tenant);
+    let why = match (cause, tenant) {
+        (None, _) => String::new(),
+        (Some(cause), None) => format!(" (for {cause})"),
+        (Some(cause), Some(tenant)) => format!(" (for {cause} of tenant {})", plain(tenant)),
     };
     let text = format!("{number} of {session}, {bytes} on device {}, {text}{why}", event.device);
-    let is_dropped = event.drop_cause() != v1::MoveCause::Unspecified;
     let fields = json!({
         "session_id": session.to_string(),
         "prefetch_id": number,
         "device": event.device,
         "bytes": event.bytes,
-        "drop_cause": is_dropped.then(|| cause_name(event.drop_cause())),
-        "drop_tenant": (!event.drop_tenant.is_empty()).then_some(&event.drop_tenant),
+        "drop_cause": cause,
+        "drop_tenant": tenant,
     });
     Description { kind: "prefetch", change, fields, text }
 }
