@@ -1,6 +1,6 @@
 //! Arguments: from Python's objects to the SDK's types.
 
-use std::{fmt::Display, ops::Range, time::Duration};
+use std::{ops::Range, time::Duration};
 
 use pyo3::{
     exceptions::PyValueError,
@@ -54,8 +54,7 @@ impl<'py> FromPyObject<'_, 'py> for Parts {
             return Ok(Self(start..stop));
         }
         let problem = format!("{} is not a range of consecutive parts", object.repr()?);
-        let facts: [(&str, &dyn Display); 2] = [("field", &"parts"), ("problem", &problem)];
-        Err(Fault::refused(Reason::RequestInvalid, &problem, &facts).into())
+        Err(Fault::invalid("parts", &problem).into())
     }
 }
 

@@ -47,6 +47,11 @@ impl Fault {
         Self::named(reason.name(), reason.code(), message, facts)
     }
 
+    /// The same for an argument that is no value of its field.
+    pub(crate) fn invalid(field: &str, problem: &str) -> Self {
+        Self::refused(Reason::RequestInvalid, problem, &[("field", &field), ("problem", &problem)])
+    }
+
     fn named(reason: &str, code: StatusCode, message: impl Display, facts: &[(&str, &dyn Display)]) -> Self {
         Details {
             class: None,

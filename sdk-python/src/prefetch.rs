@@ -1,9 +1,9 @@
 //! `vramd.Prefetch`: memory that was asked for ahead of its use.
 
-use std::{fmt::Display, ops::Range, process, sync::Arc, time::Duration};
+use std::{ops::Range, process, sync::Arc, time::Duration};
 
 use pyo3::{exceptions::PyTypeError, prelude::*};
-use vramd_client::{Client, PrefetchDeferral, PrefetchRequest, PrefetchState, Reason};
+use vramd_client::{Client, PrefetchDeferral, PrefetchRequest, PrefetchState};
 
 use crate::{
     arguments::{self, Parts},
@@ -201,9 +201,6 @@ fn deferral(why: PrefetchDeferral) -> &'static str {
 
 /// Converts a priority.
 pub(crate) fn priority(number: i64) -> Result<u8, Fault> {
-    u8::try_from(number).map_err(|_| {
-        let problem = format!("{number} is not a priority from 0 to 255");
-        let facts: [(&str, &dyn Display); 2] = [("field", &"priority"), ("problem", &problem)];
-        Fault::refused(Reason::RequestInvalid, &problem, &facts)
-    })
+    u8::try_from(number)
+        .map_err(|_| Fault::invalid("priority", &format!("{number} is not a priority from 0 to 255")))
 }

@@ -1,13 +1,13 @@
 //! `vramd.Sequence`: the order in which a program uses memory, declared once.
 
-use std::{fmt::Display, process};
+use std::process;
 
 use pyo3::{
     exceptions::PyTypeError,
     prelude::*,
     types::{PyList, PyTuple},
 };
-use vramd_client::{Client, Reason, SequenceRequest, SequenceState, SequenceWindow};
+use vramd_client::{Client, SequenceRequest, SequenceState, SequenceWindow};
 
 use crate::{
     error::Fault,
@@ -170,9 +170,5 @@ impl Sequence {
 
 /// Converts a number of passes.
 pub(crate) fn passes(number: i64) -> Result<u64, Fault> {
-    u64::try_from(number).map_err(|_| {
-        let problem = format!("{number} is no number of passes");
-        let facts: [(&str, &dyn Display); 2] = [("field", &"passes"), ("problem", &problem)];
-        Fault::refused(Reason::RequestInvalid, &problem, &facts)
-    })
+    u64::try_from(number).map_err(|_| Fault::invalid("passes", &format!("{number} is no number of passes")))
 }

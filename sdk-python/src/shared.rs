@@ -4,7 +4,6 @@
 
 use std::{
     collections::BTreeMap,
-    fmt::Display,
     ops::Range,
     process,
     sync::{
@@ -166,9 +165,7 @@ impl Shared {
         without_gil(py, || {
             let locked = Locked::all(set.iter().map(|(shared, _)| shared));
             if locked.0.len() < set.len() {
-                let problem = "an allocation is named twice";
-                let facts: [(&str, &dyn Display); 2] = [("field", &"set"), ("problem", &problem)];
-                return Err(Fault::refused(Reason::RequestInvalid, problem, &facts));
+                return Err(Fault::invalid("set", "an allocation is named twice"));
             }
             let members: Vec<_> = set
                 .iter()

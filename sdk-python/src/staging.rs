@@ -44,6 +44,7 @@ impl StagingBuffer {
         Err(PyTypeError::new_err("a staging buffer belongs to its process"))
     }
 
+    // SAFETY: The buffer protocol makes it unsafe. The interpreter alone calls it, with a view to be filled.
     #[expect(unsafe_code, reason = "the buffer protocol is a C interface")]
     unsafe fn __getbuffer__(slf: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
         let this = slf.get();
