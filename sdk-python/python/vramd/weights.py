@@ -433,7 +433,8 @@ def copy_files(memory: _native.Allocation, checkpoint: Checkpoint, entries: Mapp
         if stopped.is_set():
             return
         if not hasattr(local, "buffer"):
-            local.buffer = memory.staging_buffer(PIECE_BYTES)
+            # Locking pages takes time, so a small checkpoint has a small buffer.
+            local.buffer = memory.staging_buffer(min(PIECE_BYTES, checkpoint.nbytes))
         with memoryview(local.buffer)[:count] as buffer:
             file.read_into(buffer, source)
             memory.copy_from(buffer, target)

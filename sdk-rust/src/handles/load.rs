@@ -208,11 +208,12 @@ async fn by_copy(
     }));
     let copied = async {
         let mut at = 0;
-        let mut buffer = handle.staging_buffer(CHUNK_BYTES)?;
+        let chunk_at = |at: u64| CHUNK_BYTES.min(usize::try_from(size - at).unwrap_or(CHUNK_BYTES));
+        // Locking pages takes time, so a small file has a small buffer.
+        let mut buffer = handle.staging_buffer(chunk_at(0))?;
         while at < size {
             style.check_interrupt()?;
-            let (span, length) =
-                (span.clone(), CHUNK_BYTES.min(usize::try_from(size - at).unwrap_or(CHUNK_BYTES)));
+            let (span, length) = (span.clone(), chunk_at(at));
             let read = move || span.read(at, buffer, length);
             buffer = style.run_blocking(read).await?;
             handle.copy_from_host(style, at, buffer.get(..length).unwrap_or_default()).await?;
