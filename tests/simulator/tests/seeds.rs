@@ -10,7 +10,7 @@ const EVENTS: u64 = 10_000;
 /// `SEED EVENTS  # what it found`, line by line.
 const KEPT: &str = include_str!("../seeds.txt");
 
-/// A tenth of what CI runs.
+/// CI runs more of them beside these.
 #[test]
 fn first_seeds_pass_and_take_every_legal_transition() {
     let jobs = thread::available_parallelism().map_or(2, usize::from);
