@@ -3,8 +3,9 @@
 
 Writes a checkpoint of random weights from a seed, in shards, with the logits that a plain model computes. A daemon then
 serves it: `vramd.load` and `bind`, a second process that attaches (`--attach`), and a third one whose tenant may have a
-part of the model on the device at a time (`--small`), by blocks in a declared sequence. The logits of all are compared
-bit by bit. PROGRAMS is the folder of `vramd` and `vramctl`.
+part of the model on the device at a time (`--small`), by blocks in a declared sequence. Two more take the recipe for
+transformers (`--recipe`), and publish a prepared model as the load formats of engines do (`--publish`). The logits of
+all are compared bit by bit. PROGRAMS is the folder of `vramd` and `vramctl`.
 """
 
 import argparse
@@ -86,6 +87,8 @@ def main():
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--attach", type=pathlib.Path, help="the part of a second process: attach this checkpoint")
     parser.add_argument("--small", type=pathlib.Path, help="the part of a third one: compute by blocks")
+    parser.add_argument("--recipe", type=pathlib.Path, help="the part of another one: `from_pretrained`")
+    parser.add_argument("--publish", type=pathlib.Path, help="the part of another one: publish, sleep, wake, adopt")
     wanted = parser.parse_args()
     try:
         import torch
@@ -109,6 +112,10 @@ def main():
         print(json.dumps(attach(torch, transformers, vramd, config, wanted.attach)))
     elif wanted.small:
         print(json.dumps(small(torch, transformers, vramd, config, wanted.small)))
+    elif wanted.recipe:
+        print(json.dumps(recipe(torch, transformers, vramd, wanted.recipe)))
+    elif wanted.publish:
+        print(json.dumps(publish(torch, transformers, vramd, config, wanted.publish)))
     else:
         run(torch, transformers, vramd, config, wanted)
 
@@ -146,6 +153,10 @@ def run(torch, transformers, vramd, config, wanted):
             report["first"] = logits_digest(torch, model) == expected
             report["attach"] = daemon.child("--attach", folder, wanted.quick)
             report["attach"]["same"] = report["attach"].pop("digest") == expected
+            report["recipe"] = daemon.child("--recipe", folder, wanted.quick)
+            report["recipe"]["same"] = report["recipe"].pop("digest") == expected
+            report["publish"] = daemon.child("--publish", folder, wanted.quick)
+            report["publish"]["same"] = set(report["publish"].pop("digests")) == {expected}
             report["debug"] = used_outside(torch, vramd, weights)
             del model
             weights.detach()
@@ -155,7 +166,8 @@ def run(torch, transformers, vramd, config, wanted):
             report["small"] = daemon.child("--small", folder, wanted.quick)
             report["small"]["limit"] = limit
             report["small"]["same"] = report["small"].pop("digest") == expected
-    report["ok"] = all([report["first"], report["attach"]["same"], report["debug"], report["small"]["same"]])
+    engines = [report["recipe"]["same"], report["recipe"]["generates"], report["publish"]["same"], report["publish"]["freed"]]
+    report["ok"] = all([report["first"], report["attach"]["same"], report["debug"], report["small"]["same"], *engines])
     print(json.dumps(report, indent=2))
     if wanted.json:
         wanted.json.write_text(json.dumps(report, indent=2) + "\n")
@@ -276,6 +288,52 @@ def attach(torch, transformers, vramd, config, folder):
     model = empty_model(torch, transformers, vramd, config)
     weights.bind(model)
     return {"ms": times, "device_bytes": beyond, "tensors": len(tensors), "digest": logits_digest(torch, model)}
+
+
+def by_transformers(torch, transformers, folder):
+    """The model as transformers itself loads it."""
+    name = "dtype" if int(transformers.__version__.split(".")[0]) >= 5 else "torch_dtype"
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, **{name: torch.bfloat16}).cuda().eval()
+
+
+def recipe(torch, transformers, vramd, folder):
+    from vramd.integrations.transformers import from_pretrained
+
+    client = vramd.connect("recipe")
+    model, seconds = timed(torch, lambda: from_pretrained(folder, name="llama", client=client))
+    digest = logits_digest(torch, model)
+    prompt = (torch.arange(8, device="cuda") * 37 % 32000).unsqueeze(0)
+    plain, plain_seconds = timed(torch, lambda: by_transformers(torch, transformers, folder))
+    with torch.no_grad():
+        texts = [
+            each.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=8, do_sample=False, pad_token_id=0)
+            for each in (model, plain)
+        ]
+    return {"digest": digest, "generates": torch.equal(*texts), "s": seconds, "transformers_s": plain_seconds}
+
+
+def publish(torch, transformers, vramd, config, folder):
+    from vramd.integrations import modules
+
+    client = vramd.connect("publish")
+    model = by_transformers(torch, transformers, folder)
+    before = torch.cuda.memory_allocated()
+    shared, seconds = timed(torch, lambda: modules.publish(model, "published", "key", client=client))
+    torch.cuda.empty_cache()
+    # Buffers stay the model's own.
+    freed = torch.cuda.memory_allocated() < before / 10
+    digests = [logits_digest(torch, model)]
+    modules.sleep_all()
+    _, wake = timed(torch, modules.wake_up_all)
+    digests.append(logits_digest(torch, model))
+    adopted = empty_model(torch, transformers, vramd, config)
+    modules.find("published", "key", client=client).adopt(adopted)
+    digests.append(logits_digest(torch, adopted))
+    del model, adopted
+    for each in list(modules._shared):
+        each.close()
+    shared.weights.free()
+    return {"digests": digests, "freed": freed, "s": seconds, "wake_s": wake}
 
 
 def used_outside(torch, vramd, weights):

@@ -24,13 +24,14 @@ const PAGES_WITH_A_TEST: [&str; 6] = [
 ];
 
 /// Blocks of programs and shell lines that other tests run: page, language, and the test.
-const RUN_ELSEWHERE: [(&str, &str, &str); 11] = [
+const RUN_ELSEWHERE: [(&str, &str, &str); 12] = [
     ("README.md", "python", "sdk-python/tests/test_guide.py"),
     ("docs/start/README.md", "python", "sdk-python/tests/test_guide.py"),
     ("docs/guides/python.md", "python", "sdk-python/tests/test_guide.py"),
     ("docs/guides/python.md", "python torch", "tests/gpu/torch_model.py"),
     ("docs/guides/python.md", "sh", "sdk-python/tests/run"),
     ("docs/guides/pytorch.md", "python", "sdk-python/tests/test_guide.py"),
+    ("docs/guides/engines.md", "python", "sdk-python/tests/test_transformers.py"),
     ("docs/guides/python-examples.md", "python", "sdk-python/tests/test_examples.py"),
     ("docs/guides/rust.md", "rust", "tests/e2e/guides/programs.rs"),
     ("docs/guides/moving.md", "rust", "tests/e2e/guides/programs.rs"),
@@ -39,7 +40,7 @@ const RUN_ELSEWHERE: [(&str, &str, &str); 11] = [
 ];
 
 /// How many blocks `norun` a page has, and why no test runs them.
-const NOT_RUN: [(&str, usize, &str); 17] = [
+const NOT_RUN: [(&str, usize, &str); 18] = [
     ("README.md", 1, "a release build takes minutes, and its daemon takes the node's own folders"),
     ("docs/start/README.md", 1, "a release build takes minutes"),
     ("CONTRIBUTING.md", 1, "CI runs these targets as checks of their own"),
@@ -55,6 +56,11 @@ const NOT_RUN: [(&str, usize, &str); 17] = [
     ("docs/benchmarks/simulator/README.md", 1, "a run of hours"),
     ("docs/benchmarks/telemetry/README.md", 1, "a benchmark, which overwrites the committed figures"),
     ("docs/benchmarks/tiers/README.md", 2, "benchmarks, one of them on a GPU"),
+    (
+        "docs/guides/engines.md",
+        3,
+        "the engines are too large; sdk-python/tests/test_engines.py reads their sources",
+    ),
     ("docs/operations/install.md", 5, "it changes a node or a cluster; tests/packages tries the parts"),
     ("docs/operations/kubernetes.md", 5, "it needs a cluster; tests/packages tries the parts"),
 ];
@@ -265,6 +271,7 @@ fn problem_of(command: &str, makefile: &str, metadata: &[String]) -> String {
             String::new()
         }
         ["export" | "mkdir" | "cd" | "sed" | "vramd" | "vramctl" | "pip", ..] => String::new(),
+        ["vllm" | "python", ..] => String::new(),
         ["apt" | "systemctl" | "tar" | "install" | "docker" | "helm" | "kubectl", ..] => String::new(),
         [path, ..] if path.starts_with("target/") => {
             let name = path.rsplit('/').next().unwrap_or_default();
