@@ -83,7 +83,7 @@ pub(crate) fn socket_dir() -> PathBuf {
 }
 
 impl Client {
-    fn sdk(&self) -> Result<vramd_client::Client, Fault> {
+    pub(crate) fn sdk(&self) -> Result<vramd_client::Client, Fault> {
         check_process(self.pid)?;
         let sdk = self.sdk.lock().unwrap_or_else(PoisonError::into_inner);
         sdk.clone().ok_or_else(|| Fault::own("HandleClosed", "the client was closed"))

@@ -42,6 +42,19 @@ impl Fault {
         .into()
     }
 
+    /// A refusal of this package alone that has no class of its own.
+    pub(crate) fn unfitting(message: impl Display) -> Self {
+        Details {
+            class: None,
+            reason: None,
+            code: Some(StatusCode::FailedPrecondition.name().to_owned()),
+            message: message.to_string(),
+            facts: BTreeMap::new(),
+            retry_after: None,
+        }
+        .into()
+    }
+
     /// A refusal that the package makes itself.
     pub(crate) fn refused(reason: Reason, message: impl Display, facts: &[(&str, &dyn Display)]) -> Self {
         Self::named(reason.name(), reason.code(), message, facts)

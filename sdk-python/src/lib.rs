@@ -11,6 +11,7 @@
 use pyo3::prelude::*;
 
 mod allocation;
+mod allocator;
 mod arguments;
 mod buffer;
 mod client;
@@ -55,6 +56,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<info::Pressure>()?;
     module.add_class::<info::OwnQuota>()?;
     module.add_class::<pressure_stream::PressureStream>()?;
+    module.add_class::<allocator::PoolObject>()?;
     module.add_class::<interrupt::Interrupt>()?;
     module.add("__version__", env!("CARGO_PKG_VERSION"))
 }

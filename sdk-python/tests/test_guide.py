@@ -46,8 +46,8 @@ def test_every_block_runs(daemon: Daemon) -> None:
 
 def test_every_block_of_the_pytorch_page_runs(daemon: Daemon) -> None:
     found = blocks_of("docs/guides/pytorch.md")
-    assert {named for named, _ in found} == {"python"}
-    printed = daemon.run("\n".join(block for _, block in found))
+    assert {named for named, _ in found} == {"python", "python gpu"}
+    printed = daemon.run("\n".join(block for named, block in found if named == "python"))
     for words in ("net: 8 tensors", "sha256:", "uses 'layers.0."):
         assert words in printed, printed
 
@@ -67,3 +67,9 @@ def test_gpu_block_is_part_of_the_gpu_suite() -> None:
     [block] = blocks("python torch")
     program = (ROOT / "tests/gpu/torch_model.py").read_text()
     assert textwrap.indent(re.sub(r" +#.*", "", block), " " * 4) in re.sub(r" +#.*", "", program)
+
+
+def test_gpu_block_of_the_pytorch_page_is_part_of_the_gpu_suite() -> None:
+    [block] = [block for named, block in blocks_of("docs/guides/pytorch.md") if named == "python gpu"]
+    program = (ROOT / "tests/gpu/torch_pool.py").read_text()
+    assert textwrap.indent(block, " " * 8) in program

@@ -9,6 +9,7 @@ use vramd_words::Access;
 use crate::{
     error::Result,
     handles::{
+        addresses::{Addresses, AllocateAtFailed, allocate_at},
         allocation::{Allocation, Sealed},
         handle::Handle,
         info::{AllocationInfo, AllocationKind},
@@ -90,6 +91,17 @@ impl Client {
     ) -> Result<Vec<Allocation>> {
         let handles = self.claim_new(requests.into_iter().collect())?;
         Ok(handles.into_iter().map(Allocation::new).collect())
+    }
+
+    /// Allocates again what was freed by [`Allocation::free_keeping_addresses`], at the same addresses: all or nothing.
+    /// The memory has arbitrary content of the tenant's own, or zeros. It begins unpinned: the first pin maps it. `wait` is
+    /// as in [`AllocationRequest::wait`].
+    pub fn allocate_at(
+        &self,
+        addresses: Vec<Addresses>,
+        wait: Duration,
+    ) -> Result<Vec<Allocation>, Box<AllocateAtFailed>> {
+        allocate_at(&self.session, addresses, wait)
     }
 
     /// Maps a sealed allocation read-only, by id, by `name` or by `tenant/name`. If this session has mapped it already,

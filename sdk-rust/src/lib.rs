@@ -112,6 +112,7 @@ pub use error::{Error, Refusal, Result, Sentence};
 #[cfg(feature = "fault-points")]
 pub use fault_points::{FaultPoint, on_fault_point};
 pub use handles::{
+    addresses::{Addresses, AllocateAtFailed},
     advice::{AccessPattern, Advice, AdvisedParts, MemoryClass, Preset},
     allocation::{Allocation, FreeFailed, SealFailed, Sealed},
     info::{AllocationInfo, AllocationKind, AllocationState, Lifetime, PartInfo, Tier},

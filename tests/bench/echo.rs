@@ -81,6 +81,10 @@ impl MemoryService for Echo {
         Err(no_echo())
     }
 
+    async fn evict(&self, _: Request<v1::EvictRequest>) -> Answer<v1::EvictResponse> {
+        Err(no_echo())
+    }
+
     async fn load_file(&self, _: Request<v1::LoadFileRequest>) -> Answer<v1::LoadFileResponse> {
         Err(no_echo())
     }

@@ -140,7 +140,7 @@ def run(torch, transformers, vramd, config, wanted):
         with Daemon(wanted.programs, pathlib.Path(home)) as daemon:
             os.environ["VRAMD_SOCKET_DIR"] = daemon.environment["VRAMD_SOCKET_DIR"]
             client = vramd.connect("first")
-            # The daemon pins host memory as it is first needed, so the first load waits for that, and later ones do not.
+            daemon.await_pinned()
             weights, report["first_load"] = loaded(torch, vramd, client, folder)
             weights.free()
             weights, report["load"] = loaded(torch, vramd, client, folder)
@@ -379,6 +379,14 @@ class Daemon:
                 return self
             time.sleep(0.02)
         raise SystemExit((self.home / "log").read_text())
+
+    def await_pinned(self):
+        """Waits until the daemon has pinned its host tier: before that, other pinning and loads wait for it."""
+        until = time.monotonic() + 120
+        while "host memory is pinned ahead of need" not in (self.home / "log").read_text():
+            if time.monotonic() > until:
+                raise SystemExit("the host tier is not pinned after 120 s:\n" + (self.home / "log").read_text()[-3000:])
+            time.sleep(0.05)
 
     def vramctl(self, *words):
         done = subprocess.run([self.programs / "vramctl", *words], env=self.environment, capture_output=True, text=True)

@@ -233,6 +233,8 @@ pub enum ClientRequest {
     Detach(Vec<AllocationId>),
     Seal(AllocationId),
     Advise(AllocationId, Advice),
+    /// Moves all parts of an allocation to a tier below their device.
+    Evict(AllocationId, Tier),
     /// Creates a sealed allocation with the bytes of a file that never changes.
     Load {
         spec: AllocationSpec,

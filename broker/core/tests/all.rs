@@ -31,6 +31,7 @@ mod notices;
 mod operator_advice;
 mod operator_holds;
 mod operators;
+mod owner_evicts;
 mod pins;
 mod placement;
 mod prefetch;

@@ -52,7 +52,7 @@ impl Memory {
         let (peer, held) = (caller.living(session)?, caller.held());
         let about = |request: &ClientRequest| match request {
             ClientRequest::FreeBatch(ids) | ClientRequest::Detach(ids) => ids.clone(),
-            ClientRequest::Seal(id) | ClientRequest::Advise(id, _) => vec![*id],
+            ClientRequest::Seal(id) | ClientRequest::Advise(id, _) | ClientRequest::Evict(id, _) => vec![*id],
             ClientRequest::AllocateBatch { .. }
             | ClientRequest::CancelBatch(_)
             | ClientRequest::Load { .. }
@@ -196,6 +196,19 @@ impl MemoryService for Memory {
                 Ok(Response::new(v1::AdviseResponse { allocation }))
             }
             other => Err(status::wrong_reply("Advise", &other)),
+        }
+    }
+
+    async fn evict(&self, request: Request<v1::EvictRequest>) -> Result<Response<v1::EvictResponse>, Status> {
+        let (caller, message, session, key) = opened!(request);
+        let id = AllocationId::from_shown(message.allocation_id);
+        let tier = convert::tier(message.tier).map_err(|refusal| refused(&refusal))?;
+        match self.submit(caller, session, key, ClientRequest::Evict(id, tier)).await? {
+            Reply::PartsMoved { allocation, parts } => Ok(Response::new(v1::EvictResponse {
+                allocation_id: allocation.shown(),
+                parts: parts.into_iter().map(view::part_move).collect(),
+            })),
+            other => Err(status::wrong_reply("Evict", &other)),
         }
     }
 

@@ -9,7 +9,7 @@ from typing_extensions import Buffer, CapsuleType, Self, disjoint_base
 
 __all__ = [
     "AdvisedParts", "Allocation", "AllocationInfo", "Client", "Device", "Memory", "OwnQuota", "Pin", "PinSet", "Prefetch", "Pressure", "Released", "Sealed", "Sequence", "StagingBuffer", "Tensor",
-    "__version__", "_Interrupt", "_PressureStream", "connect", "reasons", "socket_dir",
+    "__version__", "_Interrupt", "_Pool", "_PressureStream", "connect", "reasons", "socket_dir",
 ]
 
 __version__: str
@@ -660,6 +660,37 @@ class OwnQuota:
     @property
     def is_default(self) -> bool:
         """Whether no quota is stored for the tenant here, so that the default quota applies."""
+
+@final
+class _Pool:
+    """The native half of `vramd.torch.Pool`. `device` is a UUID, or PyTorch's number of a device."""
+
+    def __new__(
+        cls, client: Client, *, device: str | int | None = None, arena: int | str, wait: float
+    ) -> Self: ...
+    @staticmethod
+    def uuid_of(client: Client, device: str | int) -> str:
+        """The UUID of the device that has this number in PyTorch."""
+    @property
+    def symbols(self) -> tuple[str, str]:
+        """The names of the C functions of this module that allocate from it and free to it."""
+    @property
+    def device(self) -> str:
+        """UUID."""
+    @property
+    def ordinal(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def used(self) -> int: ...
+    @property
+    def is_awake(self) -> bool: ...
+    def contains(self, address: int) -> bool: ...
+    def sleep(self, discard: bool) -> None: ...
+    def wake_up(self, wait: float) -> None: ...
+    def take_refusal(self) -> BaseException | None:
+        """Why the last allocation failed, once."""
+    def close(self) -> None: ...
 
 @final
 class _Interrupt:

@@ -1,4 +1,4 @@
-"""PyTorch over memory of the daemon: weights of a module, and modules whose weights come and go.
+"""PyTorch over memory of the daemon: weights of a module, modules whose weights come and go, and pools that sleep.
 
     import vramd, vramd.torch
 
@@ -29,13 +29,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from vramd import _native
 from vramd._checkpoint import BITS, Entry
+from vramd._torch_pool import Pool, asleep_with, pool, quota_as_memory, sleep, wake_up
 from vramd.errors import NotResident
 from vramd.weights import NATIVE
 
 if TYPE_CHECKING:
     from vramd.weights import Weights
 
-__all__ = ["Movable", "debug", "movable", "on_meta"]
+__all__ = ["Movable", "Pool", "debug", "movable", "on_meta", "pool", "quota_as_memory", "sleep", "wake_up"]
 
 _TYPES = NATIVE | {"F4": "float4_e2m1fn_x2", "F8_E8M0": "float8_e8m0fnu"}
 """The name of each type in this module's `torch`. Two elements of F4 are one of PyTorch's."""
@@ -431,7 +432,7 @@ class debug(TorchDispatchMode):
     """In a block `with vramd.torch.debug():` a use of a tensor outside of a pin raises `NotResident` with its name.
 
     Without it such a use reads an address that nothing may be mapped at, and ends the CUDA context or the process. It
-    watches tensors that were made with `hold=False`, and their views. Pins of `Weights.pin`, `Weights.begin_pin` and
+    watches tensors that were made with `hold=False`, tensors of pools that are asleep, and their views. Pins of `Weights.pin`, `Weights.begin_pin` and
     `movable` count; those of `weights.memory` itself do not. Each operation takes some microseconds more.
     """
 
@@ -441,6 +442,9 @@ class debug(TorchDispatchMode):
         for tensor in tensors_in([args, kwargs or {}]):
             if tensor.is_meta or tensor.layout != torch.strided:
                 continue
+            asleep = asleep_with(tensor)
+            if asleep is not None:
+                raise NotResident(f"{func} uses a tensor of {asleep!r}: wake the pool up first")
             weights, name = _unheld.get(storage_of(tensor), (None, ""))
             if weights is not None and not weights.is_pinned(name):
                 raise NotResident(

@@ -20,7 +20,13 @@ use vramd_words::Access;
 
 use crate::{
     error::{Error, Result},
-    handles::{advice::Advice, handle::Handle, info::AllocationInfo, staging::StagingBuffer},
+    handles::{
+        addresses::{Addresses, free_keeping},
+        advice::Advice,
+        handle::Handle,
+        info::{AllocationInfo, Tier},
+        staging::StagingBuffer,
+    },
     pins::{Pinnable, Pinned, PinnedRef, private},
     session::{
         Released,
@@ -152,6 +158,19 @@ impl Allocation {
     pub fn free(mut self) -> Result<Released, FreeFailed<Self>> {
         let outcome = run_ready(self.handle.free(CallStyle::Blocking));
         outcome.map_err(|error| FreeFailed { handle: self, error })
+    }
+
+    /// Frees it, and keeps its addresses, for [`crate::Client::allocate_at`]. Its content is lost. While guards of this
+    /// process pin it, or before its parts have arrived once, the call fails and returns the handle.
+    pub fn free_keeping_addresses(self) -> Result<Addresses, FreeFailed<Self>> {
+        free_keeping(self.handle)
+    }
+
+    /// Moves it to a tier below its device now, although no other client needs the room: [`Tier::Host`] or
+    /// [`Tier::Disk`]. Its address and its bytes stay, and the next pin fetches it. It fails with [`Error::Pinned`] while
+    /// it is pinned, also by its handle; on any error some parts may have stayed.
+    pub fn evict(&self, tier: Tier) -> Result<()> {
+        run_ready(self.handle.evict(CallStyle::Blocking, tier))
     }
 
     /// Tells the daemon how the allocation is used: see [`Advice`]. [`Self::info`] goes on describing it as it was

@@ -3,6 +3,7 @@
 //! `operations` and `load` make handles, `handle` holds what every handle does, and `allocation` and `raw` are its
 //! public faces. None of them maps memory: that is `mapping`'s part.
 
+pub(crate) mod addresses;
 pub(crate) mod advice;
 pub(crate) mod allocation;
 pub(crate) mod handle;

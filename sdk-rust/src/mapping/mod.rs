@@ -22,7 +22,7 @@ pub(crate) use pin_calls::{PinTarget, refusal};
 pub(crate) use pinning::{PinStart, Until};
 pub(crate) use region::Mode;
 pub use region::RawPart;
-pub(crate) use space::Base;
+pub(crate) use space::{Base, Space};
 pub(crate) use table::{Ending, Report, Table};
 
 #[cfg(test)]

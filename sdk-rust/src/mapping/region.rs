@@ -222,6 +222,16 @@ impl Region {
         self.parts.values().filter(|part| access.is_none_or(|access| part.access == access)).count()
     }
 
+    /// Takes the addresses, unless a part lies there.
+    pub(super) fn take_space(&mut self) -> Option<Space> {
+        if self.parts.is_empty() { self.space.take() } else { None }
+    }
+
+    /// Has the parts arrive at these addresses, unless it has some.
+    pub(super) fn put_space(&mut self, space: Space) {
+        self.space.get_or_insert(space);
+    }
+
     pub(super) fn base(&self) -> Option<Base> {
         self.space.as_ref()?.base()
     }

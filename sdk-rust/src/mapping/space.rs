@@ -17,7 +17,7 @@ use super::{
 use crate::cuda::{Arena, Context, Gpus, HANDLE_BYTES, Imported, LegacyBlock};
 
 #[derive(Debug)]
-pub(super) enum Space {
+pub(crate) enum Space {
     Host(Reservation),
     Device(Arena),
     /// At an address of the driver's choice; one part, which is the whole.

@@ -25,7 +25,7 @@ use super::{
     region::{Mode, RawPart, Region},
     region_words::UnmapOutcome,
     sequences::Sequences,
-    space::{Base, has_descriptor, is_of_cuda},
+    space::{Base, Space, has_descriptor, is_of_cuda},
 };
 use crate::{
     cuda::{Gpus, Imported},
@@ -271,6 +271,18 @@ impl Table {
     /// The address that an allocation keeps as long as it is claimed.
     pub(crate) fn base(&self, id: AllocationId) -> Option<Base> {
         self.lock().regions.get(&id)?.base()
+    }
+
+    /// Takes the addresses of an allocation of which nothing is mapped.
+    pub(crate) fn take_space(&self, id: AllocationId) -> Option<Space> {
+        self.lock().regions.get_mut(&id)?.take_space()
+    }
+
+    /// Has the parts of an allocation arrive at these addresses.
+    pub(crate) fn put_space(&self, id: AllocationId, space: Space) {
+        if let Some(region) = self.lock().regions.get_mut(&id) {
+            region.put_space(space);
+        }
     }
 
     /// How many parts of an allocation are mapped with that access; with any access, if none is named.

@@ -2,7 +2,7 @@
 
 #![allow(unsafe_code, reason = "slices over shared mappings")]
 
-use std::{fmt, ops::Range, ptr, slice, sync::atomic::AtomicU64};
+use std::{fmt, ops::Range, ptr, slice, sync::atomic::AtomicU64, thread, time::Duration};
 
 use vramd_types::{AllocationId, Reason};
 use vramd_words::{Access, PinRefused};
@@ -17,6 +17,9 @@ use crate::{
     mapping::refusal,
     process::fork::ProcessBound,
 };
+
+/// How often a caller that waits for streams looks again.
+const STREAMS_POLL: Duration = Duration::from_micros(50);
 
 /// A guard: parts of an allocation that stay mapped where they are until it is dropped.
 ///
@@ -131,6 +134,16 @@ impl Pinned {
             Ok(events) => self.anchor.clone().session().reaper().take(self, events),
             Err(error) => Err(UnpinFailed { pinned: Box::new(self), error }),
         }
+    }
+
+    /// Waits until everything that was launched on these CUDA streams so far is done, and goes on pinning. Refused as
+    /// [`Self::unpin_after`] is.
+    pub fn wait_for(&self, streams: &[u64]) -> Result<()> {
+        let events = self.record(streams)?;
+        while !events.iter().all(crate::cuda::Event::is_over) {
+            thread::sleep(STREAMS_POLL);
+        }
+        Ok(())
     }
 
     fn record(&self, streams: &[u64]) -> Result<Vec<crate::cuda::Event>> {

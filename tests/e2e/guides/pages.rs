@@ -24,13 +24,14 @@ const PAGES_WITH_A_TEST: [&str; 6] = [
 ];
 
 /// Blocks of programs and shell lines that other tests run: page, language, and the test.
-const RUN_ELSEWHERE: [(&str, &str, &str); 12] = [
+const RUN_ELSEWHERE: [(&str, &str, &str); 13] = [
     ("README.md", "python", "sdk-python/tests/test_guide.py"),
     ("docs/start/README.md", "python", "sdk-python/tests/test_guide.py"),
     ("docs/guides/python.md", "python", "sdk-python/tests/test_guide.py"),
     ("docs/guides/python.md", "python torch", "tests/gpu/torch_model.py"),
     ("docs/guides/python.md", "sh", "sdk-python/tests/run"),
     ("docs/guides/pytorch.md", "python", "sdk-python/tests/test_guide.py"),
+    ("docs/guides/pytorch.md", "python gpu", "tests/gpu/torch_pool.py"),
     ("docs/guides/engines.md", "python", "sdk-python/tests/test_transformers.py"),
     ("docs/guides/python-examples.md", "python", "sdk-python/tests/test_examples.py"),
     ("docs/guides/rust.md", "rust", "tests/e2e/guides/programs.rs"),

@@ -17,13 +17,13 @@ use vramd_proto::v1::{self, Access};
 use vramd_types::Reason;
 
 use crate::{
-    error::{Error, Result},
+    error::{Error, Result, Sentence},
     handles::{
         advice::Advice,
-        info::{AllocationInfo, AllocationKind, AllocationState, Lifetime},
+        info::{AllocationInfo, AllocationKind, AllocationState, Lifetime, Tier},
         staging::StagingBuffer,
     },
-    mapping::{Base, Until, Window},
+    mapping::{Base, Space, Until, Window},
     pins::{Anchor, Layout, View},
     process::fork::ProcessBound,
     rpc::request_id::RequestId,
@@ -319,6 +319,71 @@ impl Handle {
             return Ok(released);
         }
         self.release(style, ReleaseKind::Free, deadline).await
+    }
+
+    /// Frees it, and keeps its addresses. If that fails, the handle has them, and its parts come back with a pin.
+    pub(crate) async fn free_keeping_space(&mut self, style: CallStyle) -> Result<(Space, u64)> {
+        check_process(&self.session)?;
+        let deadline = self.session.deadline();
+        self.wait_alone(style, deadline).await?;
+        style.unmap(&self.session, self.info.id, false).await;
+        let table = self.session.table();
+        let taken = self.base().zip(table.take_space(self.info.id));
+        let Some((base, space)) = taken else {
+            self.anchor.sharers().reopen();
+            return Err(Error::NotMapped { allocation: self.info.id.to_string() });
+        };
+        match self.free_alone(style, deadline).await {
+            Ok(_) => Ok((space, base.address)),
+            Err(error) => {
+                self.session.table().put_space(self.info.id, space);
+                self.anchor.sharers().reopen();
+                Err(error)
+            }
+        }
+    }
+
+    /// Has the daemon move it to a tier below its device now. An error means that some parts may be on their device.
+    pub(crate) async fn evict(&self, style: CallStyle, tier: Tier) -> Result<()> {
+        check_process(&self.session)?;
+        let request = v1::EvictRequest {
+            session_id: self.session.id().get(),
+            request_id: RequestId::random().to_vec(),
+            allocation_id: self.info.id.get(),
+            tier: tier.into(),
+        };
+        let deadline = self.session.deadline();
+        let answer = style.call(&self.session, deadline, request, |mut client, request| async move {
+            client.evict(request).await
+        });
+        let stayed = answer.await?.parts.into_iter().find_map(|part| self.not_moved(part));
+        stayed.map_or(Ok(()), Err)
+    }
+
+    /// Why a part has not moved, if it has not.
+    fn not_moved(&self, part: v1::PartMove) -> Option<Error> {
+        use v1::MoveOutcome as Outcome;
+        let id = self.info.id;
+        Some(match part.outcome() {
+            Outcome::Moved => return None,
+            Outcome::Refused => part.error.map_or_else(|| missing_field("error"), Error::from),
+            Outcome::Failed => {
+                let facts: [(&str, &dyn ToString); 2] =
+                    [("device", &self.info.device), ("problem", &part.problem)];
+                Error::refused(Reason::DriverFailed, &facts)
+            }
+            Outcome::Pinned | Outcome::Silent | Outcome::Standing | Outcome::Held => Error::Pinned {
+                allocation: id.to_string(),
+                pins: part.session_ids.len().max(1) as u64,
+                said: Sentence::default(),
+            },
+            Outcome::Freed => Error::refused(Reason::AllocationNotFound, &[("allocation", &id)]),
+            Outcome::Wanted | Outcome::Unspecified => Error::refused(Reason::Raced, &[("allocation", &id)]),
+        })
+    }
+
+    pub(crate) fn session_bound(&self) -> &ProcessBound<Session> {
+        &self.session
     }
 
     /// Unmaps it and leaves it as it is. While the session has other handles of it, only this one ends.

@@ -31,6 +31,7 @@ impl Broker {
             ClientRequest::Detach(_) => Method::Detach,
             ClientRequest::Seal(_) => Method::Seal,
             ClientRequest::Advise(..) => Method::Advise,
+            ClientRequest::Evict(..) => Method::Evict,
             ClientRequest::Load { .. } => Method::Load,
         };
         planted!(self, MethodsMixed => method = Method::FreeBatch);
@@ -64,9 +65,13 @@ impl Broker {
             ClientRequest::Detach(ids) => self.detach_batch(op, session, tenant, &ids),
             ClientRequest::Seal(id) => self.seal(op, session, tenant, id),
             ClientRequest::Advise(id, advice) => self.advise(session, tenant, id, advice),
+            ClientRequest::Evict(id, tier) => self.evict(session, tenant, id, tier),
             ClientRequest::Load { spec, file } => self.load(op, session, tenant, spec, file),
         };
         self.record_start(op, call, requester, method, key, start);
+        if method == Method::Evict {
+            self.begin_parts(op);
+        }
     }
 
     /// Answers a repeated request, now or with the first one. Returns whether it was repeated.

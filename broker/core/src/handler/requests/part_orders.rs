@@ -1,11 +1,12 @@
-//! `RevokeMappings`, `MoveParts`, `WriteBackParts`: operators' orders for the parts of one allocation.
+//! `RevokeMappings`, `MoveParts`, `WriteBackParts`: operators' orders for the parts of one allocation; and `Evict`, which
+//! is its owner's.
 //!
 //! Each part has its own outcome. The daemon starts a bounded number at a time, so that nothing else waits for
 //! all parts of a large order.
 
 use std::collections::BTreeSet;
 
-use vramd_types::{AllocationId, PartIndex};
+use vramd_types::{AllocationId, PartIndex, SessionId};
 
 use crate::{
     broker::Broker,
@@ -18,7 +19,7 @@ use crate::{
     ops::{MoveGoal, OpKind, PerPart},
     residency::{Allocation, AllocationState},
     shell::Timer,
-    tenancy::OpId,
+    tenancy::{OpId, TenantId},
 };
 
 impl Broker {
@@ -47,6 +48,16 @@ impl Broker {
         let id = self.find_movable(target, "movable fixed")?;
         let parts = PerPart::new(id, self.parts_of(target, parts)?);
         Ok(Started::Waiting(OpKind::Move { parts, goal }))
+    }
+
+    /// Moves an allocation down at its owner's request, as an operator's order does.
+    pub(crate) fn evict(&self, session: SessionId, tenant: TenantId, id: AllocationId, tier: Tier) -> Start {
+        self.check_owner(session, tenant, id)?;
+        if tier == Tier::Device {
+            let problem = "is the device: name a tier below it";
+            return Err(Refusal::RequestInvalid { field: "tier", problem });
+        }
+        self.move_parts(&Target::Id(id), Vec::new(), MoveGoal::In(tier))
     }
 
     /// Finds an allocation that can be moved; `kind` names the refusal otherwise.

@@ -76,6 +76,7 @@ fn items_of(asked: &ClientRequest) -> usize {
         | ClientRequest::AttachUnpinned(_)
         | ClientRequest::Seal(_)
         | ClientRequest::Advise(..)
+        | ClientRequest::Evict(..)
         | ClientRequest::Load { .. } => 1,
     }
 }

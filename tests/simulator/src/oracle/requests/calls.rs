@@ -132,6 +132,7 @@ impl Oracle {
                     || !self.is_advice_forbidden(*id);
                 *id == view.id && holds && is_allowed
             }
+            (ClientRequest::Evict(id, _), Reply::PartsMoved { allocation, .. }) => id == allocation,
             (ClientRequest::CancelBatch(_), Reply::WaitCancelled) => true,
             (ClientRequest::Load { spec, file }, Reply::Sealed(view)) => {
                 self.check_loaded(by, (spec, file), view, broker);

@@ -122,6 +122,7 @@ fn request_name(call: &Call) -> Option<(RequestName, [u8; 16])> {
                 ClientRequest::Load { .. } => SET_QUOTA + 11,
                 ClientRequest::Advise(..) => SET_QUOTA + 12,
                 ClientRequest::CancelBatch(_) => SET_QUOTA + 13,
+                ClientRequest::Evict(..) => SET_QUOTA + 18,
             };
             (Requester::Session(*session), method)
         }

@@ -1,0 +1,341 @@
+"""Pools: what PyTorch allocates inside of a block lies in memory of the daemon, and can leave its device and come back.
+
+See `vramd.torch.pool`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import os
+import re
+import threading
+import time
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Literal
+
+import torch
+
+from vramd import _native
+from vramd.errors import FailedPrecondition
+from vramd.weights import shared_client
+
+WAIT_SECONDS = 10.0
+ARENA = "64MiB"
+EXIT_SECONDS = 2.0
+"""How long the end of the interpreter waits for other threads that are in a block."""
+
+_SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+_EXCLUDED = re.compile(r"expandable_segments\s*:\s*true|backend\s*:\s*cudaMallocAsync", re.IGNORECASE)
+
+_pools: dict[tuple[str, int], Pool] = {}
+_lock = threading.RLock()
+_open_blocks = 0
+"""How many `with` blocks of pools all threads are in."""
+_is_exiting = False
+"""Whether the interpreter ends, so that no further block may begin."""
+_past_blocks: list[Any] = []
+"""PyTorch's pools of blocks that have ended."""
+_allocators: dict[str, Any] = {}
+"""PyTorch's objects for the symbols. PyTorch keeps only pointers to them in segments, so they are never given up."""
+
+OutOfMemory: type[RuntimeError] = getattr(torch, "OutOfMemoryError", None) or torch.cuda.OutOfMemoryError
+
+
+class Pool:
+    """Memory of one tag on one device (`vramd.torch.pool`). In a `with` block PyTorch allocates from it.
+
+    It stays when the block ends, as its tensors do. Tensors of it must not be used while it is asleep.
+    """
+
+    def __init__(self, tag: str, client: _native.Client, device: int | str | None, wait: float, arena: int | str) -> None:
+        self.tag, self.client = tag, client
+        self._native = _native._Pool(client, device=device, arena=arena, wait=wait)
+        self._blocks = threading.local()
+
+    @property
+    def device(self) -> str:
+        """UUID."""
+        return self._native.device
+
+    @property
+    def ordinal(self) -> int:
+        """The number of its device in PyTorch."""
+        return self._native.ordinal
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that it has from the daemon, in any tier."""
+        return self._native.nbytes
+
+    @property
+    def used(self) -> int:
+        """The bytes of these that PyTorch has, also where it caches them."""
+        return self._native.used
+
+    @property
+    def is_awake(self) -> bool:
+        return self._native.is_awake
+
+    def contains(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor lies in it, awake or asleep."""
+        return self._native.contains(tensor.data_ptr())
+
+    def __enter__(self) -> Pool:
+        global _open_blocks
+        check_settings()
+        if not hasattr(torch.cuda, "MemPool") or not torch.cuda.is_available():
+            raise RuntimeError(
+                f"PyTorch {torch.__version__} cannot allocate from a pool: that needs PyTorch 2.7 or later, and a GPU"
+            )
+        with _lock, torch.cuda.device(self.ordinal):
+            if _is_exiting:
+                raise RuntimeError("the interpreter ends, and no block of a pool can begin")
+            # One for each block: PyTorch returns what it caches in such a pool only when the pool ends.
+            mempool = torch.cuda.MemPool(self._allocator())
+            inside = torch.cuda.use_mem_pool(mempool, self.ordinal)
+            inside.__enter__()
+            _open_blocks += 1
+            self._stack().append((inside, mempool))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        global _open_blocks
+        with _lock:
+            inside, mempool = self._stack().pop()
+            _open_blocks -= 1
+            _past_blocks.append(mempool)
+            inside.__exit__(None, None, None)
+            del inside, mempool
+            end_past_blocks()
+        refusal = self._native.take_refusal()
+        if isinstance(error, OutOfMemory) and refusal is not None:
+            raise OutOfMemory(self._explain(refusal)) from refusal
+
+    def _stack(self) -> list[tuple[Any, Any]]:
+        """The blocks that this thread is in."""
+        stack: list[tuple[Any, Any]] | None = getattr(self._blocks, "stack", None)
+        if stack is None:
+            stack = self._blocks.stack = []
+        return stack
+
+    def _allocator(self) -> Any:
+        alloc, free = self._native.symbols
+        if alloc not in _allocators:
+            _allocators[alloc] = torch.cuda.memory.CUDAPluggableAllocator(_native.__file__, alloc, free)
+            keep_for_ever(_allocators[alloc])
+        return _allocators[alloc].allocator()
+
+    def _explain(self, refusal: BaseException) -> str:
+        held = [f"{pool.tag!r} has {pool.nbytes} B" for pool in list(_pools.values()) if pool.device == self.device]
+        return f"pool {self.tag!r}: {refusal} (tenant `{self.client.tenant}`; of this process's pools there, {', '.join(held)})"
+
+    def trim(self) -> None:
+        """Gives back the memory that PyTorch caches and that no tensor uses. The end of a `with` block does so too.
+
+        It does nothing while a thread is in such a block.
+        """
+        if end_past_blocks() and torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
+
+    def sleep(self, level: Literal[1, 2] = 1) -> None:
+        """See `vramd.torch.sleep`."""
+        check_level(level)
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize(self.ordinal)
+            # Bytes that no tensor has would be copied.
+            self.trim()
+        self._native.sleep(level == 2)
+
+    def wake_up(self, wait: float = WAIT_SECONDS) -> None:
+        """See `vramd.torch.wake_up`."""
+        self._native.wake_up(wait)
+
+    def close(self) -> None:
+        """Refuses further allocations. Tensors stay valid; their memory ends with the last of them."""
+        with _lock:
+            if _pools.get((self.tag, self.ordinal)) is self:
+                del _pools[self.tag, self.ordinal]
+        self._native.close()
+
+    def __repr__(self) -> str:
+        state = "awake" if self.is_awake else "asleep"
+        return f"<vramd.torch.Pool {self.tag!r} on {self.device}, {state}: {self.used} of {self.nbytes} bytes used>"
+
+
+def pool(
+    tag: str = "default",
+    *,
+    client: _native.Client | None = None,
+    device: int | torch.device | str | None = None,
+    wait: float = WAIT_SECONDS,
+    arena: int | str = ARENA,
+) -> Pool:
+    """The pool of a tag on a device, made at the first call: `with vramd.torch.pool("kv"):`.
+
+    PyTorch's allocations of this thread inside of the block, on that device, lie in memory of the daemon. The device is
+    PyTorch's current one, or the one of that number. An allocation waits up to `wait` seconds for room, and then
+    raises `torch.OutOfMemoryError`. Smaller segments share an arena, which is an allocation of at least `arena` bytes.
+    """
+    number = device_number(device)
+    own = client if client is not None else shared_client()
+    with _lock:
+        found = _pools.get((tag, number))
+        if found is not None and found.client.is_connected:
+            if client is not None and found.client is not client:
+                raise ValueError(f"pool {tag!r} on device {number} exists, and belongs to another client")
+            return found
+        made = _pools[tag, number] = Pool(tag, own, number, wait, arena)
+    return made
+
+
+def end_past_blocks() -> bool:
+    """Ends PyTorch's pools of past blocks, which returns the segments that they cache; their tensors stay valid.
+
+    PyTorch ends the process if one of its pools ends while it allocates from another, or captures. Some versions do so
+    too if a CUDA graph shares the pool. Such pools wait for the next call. Returns whether all could end.
+    """
+    with _lock:
+        if _open_blocks or (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()):
+            return False
+        _past_blocks[:] = [mempool for mempool in _past_blocks if mempool.use_count() > 1]
+        return True
+
+
+def device_number(device: int | torch.device | str | None) -> int:
+    """The number of a device in PyTorch. Simulated devices have those of the daemon."""
+    if isinstance(device, int):
+        return device
+    index = None if device is None else torch.device(device).index
+    if index is not None:
+        return int(index)
+    return int(torch.cuda.current_device()) if torch.cuda.is_available() else 0
+
+
+def check_settings() -> None:
+    """Refuses settings of PyTorch with which it does not allocate from pools."""
+    for name in _SETTINGS:
+        found = _EXCLUDED.search(os.environ.get(name, ""))
+        if found:
+            raise RuntimeError(f"{name} has {found[0]}, with which PyTorch allocates from no pool: remove it")
+
+
+def check_level(level: int) -> None:
+    if level not in (1, 2):
+        raise ValueError(f"a level of sleep is 1 (keep the bytes) or 2 (discard them), not {level!r}")
+
+
+def sleep(level: Literal[1, 2] = 1, tags: Collection[str] | None = None) -> None:
+    """Has the pools of these tags, or all, leave their devices. Returns once they have left.
+
+    With level 1 the daemon keeps their bytes in a lower tier; with level 2 they are discarded. Addresses stay reserved,
+    so that tensors and captured CUDA graphs are valid again after `wake_up`. A use in between reads an address at which
+    nothing is mapped, which ends the CUDA context or the process; in `vramd.torch.debug` it raises `NotResident`. If the
+    bytes of a pool cannot leave, that pool stays awake and the error says why.
+    """
+    check_level(level)
+    for each in chosen(tags):
+        each.sleep(level)
+
+
+def wake_up(tags: Collection[str] | None = None, wait: float = WAIT_SECONDS) -> None:
+    """Brings the pools of these tags, or all, back to their addresses: with their bytes after level 1, with arbitrary
+    content after level 2.
+
+    It waits up to `wait` seconds for room. If a pool cannot come back, the pools that this call has woken sleep again.
+    """
+    deadline = time.monotonic() + wait
+    woken: list[Pool] = []
+    try:
+        for each in chosen(tags):
+            if not each.is_awake:
+                each.wake_up(max(0.0, deadline - time.monotonic()))
+                woken.append(each)
+    except BaseException:
+        for each in woken:
+            each.sleep()
+        raise
+
+
+def chosen(tags: Collection[str] | None) -> list[Pool]:
+    if isinstance(tags, str):
+        tags = [tags]
+    with _lock:
+        found = [each for each in _pools.values() if tags is None or each.tag in tags]
+    missing = set(tags or ()) - {each.tag for each in found}
+    if missing:
+        raise ValueError(f"there is no pool {', '.join(sorted(missing))}")
+    return found
+
+
+def asleep_with(tensor: torch.Tensor) -> Pool | None:
+    """The pool that a tensor lies in, if it is asleep."""
+    return next((each for each in list(_pools.values()) if not each.is_awake and each.contains(tensor)), None)
+
+
+@contextmanager
+def quota_as_memory(client: _native.Client | None = None) -> Iterator[None]:
+    """Inside, `torch.cuda.mem_get_info` answers by the quota of the client's tenant: what it can get now, and its limit.
+
+    Programs that size themselves by the free memory then stay within the quota.
+    """
+    own = client if client is not None else shared_client()
+    modules = [module for module in (torch.cuda, torch.cuda.memory) if hasattr(module, "mem_get_info")]
+    before = [module.mem_get_info for module in modules]
+
+    def by_quota(device: int | torch.device | str | None = None) -> tuple[int, int]:
+        uuid = _native._Pool.uuid_of(own, device_number(device))
+        for place in own.quota():
+            if place.device == uuid and place.tier == "device":
+                return place.free, min(place.limit, place.capacity)
+        raise FailedPrecondition(f"the daemon has no quota for device {uuid}")
+
+    for module in modules:
+        setattr(module, "mem_get_info", by_quota)
+    try:
+        yield
+    finally:
+        for module, original in zip(modules, before):
+            setattr(module, "mem_get_info", original)
+
+
+def keep_for_ever(value: object) -> None:
+    """Keeps an object also at the interpreter's end, which drops objects in no order that PyTorch could rely on."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(value))
+
+
+def _end_at_exit() -> None:
+    """Has other threads leave their blocks: one that ends inside of PyTorch's code ends the process with an error."""
+    global _is_exiting
+    until = time.monotonic() + EXIT_SECONDS
+    while time.monotonic() < until:
+        with _lock:
+            _is_exiting = True
+            if not _open_blocks:
+                break
+        time.sleep(0.001)
+    end_past_blocks()
+    _keep_past_blocks()
+
+
+def _keep_past_blocks() -> None:
+    for mempool in _past_blocks:
+        keep_for_ever(mempool)
+    _past_blocks.clear()
+
+
+def _forget_pools() -> None:
+    """A forked child makes pools of its own, and another thread of its parent may have had the lock."""
+    global _lock, _open_blocks
+    _lock, _open_blocks = threading.RLock(), 0
+    # CUDA cannot be used there.
+    _keep_past_blocks()
+    _pools.clear()
+
+
+atexit.register(_end_at_exit)
+os.register_at_fork(after_in_child=_forget_pools)
