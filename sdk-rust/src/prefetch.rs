@@ -182,6 +182,7 @@ impl From<Step> for PrefetchState {
                     v1::MoveCause::Demand => "demand",
                     v1::MoveCause::Rebalance => "rebalance",
                     v1::MoveCause::Operator => "operator",
+                    v1::MoveCause::Owner => "owner",
                     v1::MoveCause::WriteBack => "write_back",
                     v1::MoveCause::Pressure => "pressure",
                     v1::MoveCause::Prefetch => "prefetch",

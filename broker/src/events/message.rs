@@ -398,6 +398,7 @@ pub(crate) fn move_cause(cause: Cause) -> v1::MoveCause {
         Cause::Rebalance => v1::MoveCause::Rebalance,
         Cause::Pressure => v1::MoveCause::Pressure,
         Cause::Operator => v1::MoveCause::Operator,
+        Cause::Owner => v1::MoveCause::Owner,
         Cause::Prefetch => v1::MoveCause::Prefetch,
         Cause::Speculation => v1::MoveCause::Speculation,
     }

@@ -40,10 +40,10 @@ impl MoveKind {
     /// The kinds that can happen on a device with these tiers below it: host, disk. Rare ones are left out: a failed
     /// or stopped return of a dropped part.
     pub(super) fn all(device: DeviceIndex, (host, disk): (bool, bool)) -> impl Iterator<Item = Self> {
-        use Cause::{Demand, Operator, Prefetch, Pressure, Rebalance, Speculation, WriteBack};
+        use Cause::{Demand, Operator, Owner, Prefetch, Pressure, Rebalance, Speculation, WriteBack};
         let [device_tier, host_tier, disk_tier] = [Tier::Device, Tier::Host, Tier::Disk].map(tier_name);
         let arriving = &[Demand, Operator, Prefetch, Speculation][..];
-        let leaving = &[Demand, Operator, Prefetch, Pressure, Rebalance][..];
+        let leaving = &[Demand, Operator, Owner, Prefetch, Pressure, Rebalance][..];
         let copied = &["moved", "failed", "stopped"][..];
         let left = &["moved", "clean", "failed", "stopped"][..];
         let ways = [
@@ -54,8 +54,8 @@ impl MoveKind {
             (host, device_tier, host_tier, &[WriteBack], copied),
             (disk, device_tier, disk_tier, leaving, left),
             (disk, device_tier, disk_tier, &[WriteBack], copied),
-            (host && disk, host_tier, disk_tier, &[Operator, Pressure], copied),
-            (host && disk, disk_tier, host_tier, &[Operator], left),
+            (host && disk, host_tier, disk_tier, &[Operator, Owner, Pressure], copied),
+            (host && disk, disk_tier, host_tier, &[Operator, Owner], left),
             (host || disk, device_tier, NOWHERE, leaving, &["dropped"]),
         ];
         let ways = ways.into_iter().filter(|(is_there, ..)| *is_there);

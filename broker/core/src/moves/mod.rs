@@ -47,6 +47,8 @@ pub enum Cause {
     Pressure,
     /// An operator asked for it.
     Operator,
+    /// The owner has its memory leave the device.
+    Owner,
     /// A client asked for the part ahead of its use, or for one that needs its room.
     Prefetch,
     /// A session will probably pin the part soon, by the order of its pins so far.
@@ -54,12 +56,13 @@ pub enum Cause {
 }
 
 impl Cause {
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Demand,
         Self::WriteBack,
         Self::Rebalance,
         Self::Pressure,
         Self::Operator,
+        Self::Owner,
         Self::Prefetch,
         Self::Speculation,
     ];
@@ -72,6 +75,7 @@ impl Cause {
             Self::Rebalance => "rebalance",
             Self::Pressure => "pressure",
             Self::Operator => "operator",
+            Self::Owner => "owner",
             Self::Prefetch => "prefetch",
             Self::Speculation => "speculation",
         }

@@ -439,6 +439,7 @@ const fn cause(cause: Cause) -> &'static str {
         Cause::Rebalance => "its tenant is above its limit",
         Cause::Pressure => "pressure",
         Cause::Operator => "an operator asked",
+        Cause::Owner => "its owner asked",
         Cause::Prefetch => "a client asked ahead",
         Cause::Speculation => "it will probably be used",
     }

@@ -169,6 +169,7 @@ pub(crate) fn cause_name(cause: v1::MoveCause) -> &'static str {
         v1::MoveCause::Rebalance => "rebalance",
         v1::MoveCause::Pressure => "pressure",
         v1::MoveCause::Operator => "operator",
+        v1::MoveCause::Owner => "owner",
         v1::MoveCause::Prefetch => "prefetch",
         v1::MoveCause::Speculation => "speculation",
     }

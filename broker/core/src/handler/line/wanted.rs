@@ -42,7 +42,7 @@ impl Broker {
     pub(crate) fn request_fetch(&mut self, part: PartRef) {
         match self.moves.migrations.get(part).map(|migration| (migration.to_tier, migration.cause)) {
             Some((Tier::Device, _)) => self.hasten_migration(part),
-            Some((_, Cause::Operator)) => self.stop_migration(part, Stop::Wanted),
+            Some((_, Cause::Operator | Cause::Owner)) => self.stop_migration(part, Stop::Wanted),
             Some((_, Cause::Pressure | Cause::Prefetch)) if !self.is_room_awaited(part) => {
                 self.stop_migration(part, Stop::Wanted);
             }

@@ -49,7 +49,7 @@ impl Broker {
         match self.is_off_device(part) && self.is_wanted(part) {
             true => Some(PartMove::Wanted),
             false => self
-                .move_for_operator(op, part, to_tier)
+                .move_as_ordered(op, part, to_tier)
                 .unwrap_or_else(|error| Some(self.move_outcome(part, &Stop::Failed(error)))),
         }
     }
@@ -129,7 +129,7 @@ impl Broker {
             self.stop_write_back(part, Stop::Wanted);
             return Some(PartMove::Moved);
         }
-        match self.move_for_operator(op, part, Tier::Device) {
+        match self.move_as_ordered(op, part, Tier::Device) {
             Ok(outcome) => {
                 // Sessions that waited for the part no longer wait for room.
                 self.follow_ups.push(Fact::WaiterUnwanted(part));
@@ -140,8 +140,8 @@ impl Broker {
         }
     }
 
-    /// Moves a part for an operator, wherever it lies. `None`: it is moving.
-    fn move_for_operator(
+    /// Moves a part for an operator or its owner, wherever it lies. `None`: it is moving.
+    fn move_as_ordered(
         &mut self,
         op: OpId,
         part: PartRef,
@@ -153,7 +153,9 @@ impl Broker {
         {
             return Ok(Some(outcome.into()));
         }
-        self.start_move(part, (to_tier, Cause::Operator), Some(op), self.pins.after_all())
+        let owner = self.requests.ops.get(op).is_some_and(|op| op.requester.tenant().is_some());
+        let cause = if owner { Cause::Owner } else { Cause::Operator };
+        self.start_move(part, (to_tier, cause), Some(op), self.pins.after_all())
     }
 
     /// Reserves room in the other tier, has an extent created there, and records the migration.

@@ -173,12 +173,12 @@ impl Oracle {
     }
 
     /// Checks that a file-backed part gets memory below its device only in the host, and only for an
-    /// operator.
+    /// operator or its owner.
     pub(crate) fn check_memory_below(&mut self, part: PartRef, to: ExtentId, tier: Tier, broker: &Broker) {
         if !self.has_file(part) && !self.lies_in_file(part) {
             return;
         }
-        let by_hand = broker.moves().iter().any(|it| it.extent == to && it.cause == Cause::Operator);
+        let by_hand = broker.moves().iter().any(|it| it.extent == to && matches!(it.cause, Cause::Operator | Cause::Owner));
         self.expect(LOADED, by_hand && tier == Tier::Host, || {
             format!("{part:?} is file-backed, and {to} is made for it in {tier}")
         });
