@@ -305,6 +305,8 @@ mod bugs {
         SequencePassedKept: "the request for a step that is over goes on", [SEQUENCE_WINDOW];
         SequenceFarthestKept: "parts of a sequence leave in the order of the policy", [SEQUENCE_ORDER];
         SequenceKeptStreamed: "parts that a loop keeps from pass to pass leave as its other parts do", [SEQUENCE_ORDER];
+        EvictedByOthers: "a client evicts memory that another session owns", [CALLS];
+        EvictionNeverBegun: "an owner's eviction waits and begins no part", [OPS, TIMERS];
         SequenceNearerEvicted: "a part leaves for one that its sequence needs later", [SEQUENCE_ORDER, PREFETCH_VICTIMS];
         LearntElsewhere: "an order that was learnt is applied to another allocation", [SPECULATION];
         SpeculationAboveAll: "parts are brought unasked while clients wait for room or requests are queued", [SPECULATION];

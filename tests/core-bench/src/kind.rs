@@ -72,7 +72,9 @@ impl Kind {
                 ClientRequest::Attach(_) | ClientRequest::AttachUnpinned(_) => Self::Attach,
                 ClientRequest::Detach(_) => Self::Detach,
                 ClientRequest::Seal(_) | ClientRequest::Load { .. } => Self::Seal,
-                ClientRequest::Advise(..) | ClientRequest::Evict(..) | ClientRequest::CancelBatch(_) => Self::Other,
+                ClientRequest::Advise(..) | ClientRequest::Evict(..) | ClientRequest::CancelBatch(_) => {
+                    Self::Other
+                }
             },
             Event::Operator { .. } => Self::Operator,
             Event::Completion(completion) => match completion {

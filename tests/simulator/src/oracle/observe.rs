@@ -4,7 +4,7 @@ use broker_core::{
     CallId, ChannelId, ClientFrame, ClientRequest, Completion, CreateError, Event, OperatorRequest, PartUse,
     RequestKey, Target, Tier, WordsOutcome,
 };
-use vramd_types::{AllocationId, SessionId};
+use vramd_types::{AllocationId, PartIndex, SessionId};
 
 use super::{
     Oracle, Undo,
@@ -40,6 +40,12 @@ impl Oracle {
             Event::Client { call, session, peer, key, request } => {
                 let asked = Asked::Client { session: *session, peer: *peer, request: request.clone() };
                 self.record_call(*call, self.new_call(asked, *key));
+                if let ClientRequest::Evict(id, _) = request
+                    && self.step.repeat.is_new()
+                    && self.step.expected.is_none()
+                {
+                    self.record_move_order(*call, Some(*id), Vec::new());
+                }
             }
             Event::Operator { call, uid, key, request } => {
                 let asked = Asked::Operator { uid: *uid, request: request.clone() };
@@ -92,9 +98,7 @@ impl Oracle {
         if let OperatorRequest::MoveParts { target, parts, .. } = request
             && self.step.repeat.is_new()
         {
-            let allocation = self.asked_for(target);
-            let order = RevocationFacts { allocation, parts: parts.clone(), fence_until: None };
-            self.facts.revoking.insert(call, order);
+            self.record_move_order(call, self.asked_for(target), parts.clone());
         }
         if let OperatorRequest::EndSession { session: id, kill } = request
             && self.step.repeat.is_new()
@@ -111,6 +115,12 @@ impl Oracle {
             self.step.undo = Some(Undo::Draining(self.facts.draining));
             self.facts.draining = *draining;
         }
+    }
+
+    /// Records that parts of an allocation, or all, are being moved until the call is answered.
+    fn record_move_order(&mut self, call: CallId, allocation: Option<AllocationId>, parts: Vec<PartIndex>) {
+        let order = RevocationFacts { allocation, parts, fence_until: None };
+        self.facts.revoking.insert(call, order);
     }
 
     /// The allocation that the current call names.

@@ -4,6 +4,7 @@ mod advice;
 mod classes;
 mod crowds;
 mod disks;
+mod evictions;
 mod fault;
 mod fences;
 mod files;
@@ -26,6 +27,7 @@ pub use classes::Classes;
 pub(crate) use classes::some_weight;
 pub use crowds::Crowds;
 pub use disks::Disks;
+pub use evictions::Evictions;
 pub use fault::{Fault, Faults};
 pub use fences::Fences;
 pub use files::Files;
@@ -111,6 +113,8 @@ pub struct Scenario {
     pub advising: Option<Advising>,
     pub retaining: Option<Retaining>,
     pub overruling: Option<Overruling>,
+    /// Owners that evict their memory, if any.
+    pub evictions: Option<Evictions>,
     /// Bad disks, if any.
     pub disks: Option<Disks>,
     /// Write-backs of parts whose backing is clean already, if any.
@@ -227,6 +231,7 @@ impl Scenario {
             advising,
             retaining: Retaining::draw(plan.seed),
             overruling,
+            evictions: Evictions::draw(plan.seed),
             disks,
             write_backs: WriteBacks::draw(plan.seed),
             lull: Lull::draw(plan.seed),

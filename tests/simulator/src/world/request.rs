@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use broker_core::{
-    AllocationSpec, CallId, ClientRequest, Event, Kind, Lifetime, OperatorRequest, RequestKey, Target,
+    AllocationSpec, CallId, ClientRequest, Event, Kind, Lifetime, OperatorRequest, RequestKey, Target, Tier,
 };
 use vramd_types::{AllocationId, Bytes};
 
@@ -62,6 +62,9 @@ impl World {
             _ if !own.is_empty() && self.chooses_retention(dice) => {
                 Self::some_retention(one_of(&own, dice), dice)
             }
+            _ if !own.is_empty() && self.chooses_eviction(dice) => {
+                Self::some_eviction(one_of(&own, dice), dice)
+            }
             Choice::Free => ClientRequest::FreeBatch(some_of(&own, dice)),
             Choice::Detach => ClientRequest::Detach(some_of(&any, dice)),
             Choice::Seal => ClientRequest::Seal(one_of(&own, dice)),
@@ -91,6 +94,21 @@ impl World {
             }
         }
         self.call(pid, key, request);
+    }
+
+    /// Whether a process that would make a request evicts its own memory instead.
+    fn chooses_eviction(&self, dice: &mut Dice) -> bool {
+        self.scenario.evictions.is_some_and(|evictions| dice.chance(evictions.rate))
+    }
+
+    /// An eviction, now and then to the device, which is refused.
+    fn some_eviction(id: AllocationId, dice: &mut Dice) -> ClientRequest {
+        let tier = match dice.roll(12) {
+            0 => Tier::Device,
+            1..4 => Tier::Disk,
+            _ => Tier::Host,
+        };
+        ClientRequest::Evict(id, tier)
     }
 
     /// Gives the name that a process is about to take by a seal to another allocation, now and then.

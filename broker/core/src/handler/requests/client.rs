@@ -69,6 +69,7 @@ impl Broker {
             ClientRequest::Load { spec, file } => self.load(op, session, tenant, spec, file),
         };
         self.record_start(op, call, requester, method, key, start);
+        planted!(self, EvictionNeverBegun => return);
         if method == Method::Evict {
             self.begin_parts(op);
         }

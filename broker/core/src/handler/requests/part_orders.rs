@@ -52,7 +52,9 @@ impl Broker {
 
     /// Moves an allocation down at its owner's request, as an operator's order does.
     pub(crate) fn evict(&self, session: SessionId, tenant: TenantId, id: AllocationId, tier: Tier) -> Start {
-        self.check_owner(session, tenant, id)?;
+        let owned = self.check_owner(session, tenant, id);
+        planted!(self, EvictedByOthers => owned = Ok(()));
+        owned?;
         if tier == Tier::Device {
             let problem = "is the device: name a tier below it";
             return Err(Refusal::RequestInvalid { field: "tier", problem });

@@ -140,7 +140,7 @@ pub(crate) struct Facts {
     pub(crate) fences_began: BTreeMap<PartRef, u64>,
     /// Number of the event in which the words of a part were last to be revoked.
     pub(crate) words_asked: BTreeMap<PartRef, u64>,
-    /// Orders of operators to revoke or move parts, by call.
+    /// Orders of operators to revoke or move parts, and evictions by owners, by call.
     pub(crate) revoking: BTreeMap<CallId, RevocationFacts>,
     /// Sessions that were told to unmap a part, may pin it again, and have not answered.
     pub(crate) evicting: BTreeSet<(SessionId, PartRef)>,

@@ -4,7 +4,7 @@ use broker_core::{
     Broker, PartMove, PartRef, Refusal, Target, Tier,
     invariants::{ADMISSION, CALLS, LIMIT},
 };
-use vramd_types::{AllocationId, PartIndex};
+use vramd_types::{AllocationId, PartIndex, SessionId};
 
 use crate::oracle::{
     Oracle,
@@ -38,6 +38,31 @@ impl Oracle {
     /// Whether a session is being told to unmap the part for an eviction, or soon will be.
     pub(crate) fn is_being_evicted(&self, part: PartRef) -> bool {
         self.facts.words_pending.contains(&part) || self.facts.evicting.iter().any(|(_, of)| *of == part)
+    }
+
+    /// Checks what a client is told of memory that it evicted: it owns that memory, and all parts are answered.
+    pub(crate) fn check_owner_eviction(
+        &mut self,
+        by: SessionId,
+        (allocation, tier): (AllocationId, Tier),
+        parts: &[(PartIndex, PartMove)],
+        at_once: bool,
+        broker: &Broker,
+    ) {
+        let tenant = self.facts.sessions.get(&by).map(|session| session.tenant);
+        let facts = self.facts.allocations.get(&allocation);
+        let is_own = facts.is_some_and(|facts| Some(facts.tenant) == tenant);
+        let is_of_another = facts.is_some_and(|facts| {
+            facts.owner != by && self.facts.sessions.get(&facts.owner).is_some_and(|owner| !owner.gone)
+        });
+        let part_count = facts.map_or(0, |facts| facts.part_count);
+        self.expect(CALLS, is_own && !is_of_another, || {
+            format!("{by} evicts {allocation}, which it does not own")
+        });
+        self.expect(CALLS, parts.len() == part_count, || {
+            format!("{by} evicts {part_count} parts of {allocation} and is told of {}", parts.len())
+        });
+        self.check_move_reply(allocation, Some(tier), parts, at_once, broker);
     }
 
     /// Checks what an operator is told of each moved part. `towards` is the requested tier; `None` for a

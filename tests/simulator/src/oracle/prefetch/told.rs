@@ -81,6 +81,7 @@ impl Oracle {
                 }
                 return;
             }
+            Asked::Client { request: ClientRequest::Evict(id, _), .. } => &Target::Id(*id),
             _ => return,
         };
         let id = match target {

@@ -2,7 +2,7 @@
 
 use broker_core::{
     Advice, Adviser, AllocationSpec, AllocationState, AllocationView, Broker, CallId, ClientRequest,
-    Lifetime, OperatorRequest, Refusal, Released, Reply, Retention, Target, invariants::CALLS,
+    Lifetime, OperatorRequest, Refusal, Released, Reply, Retention, Target, Tier, invariants::CALLS,
 };
 use vramd_types::{AllocationId, GRANULARITY, SessionId};
 
@@ -132,7 +132,13 @@ impl Oracle {
                     || !self.is_advice_forbidden(*id);
                 *id == view.id && holds && is_allowed
             }
-            (ClientRequest::Evict(id, _), Reply::PartsMoved { allocation, .. }) => id == allocation,
+            (ClientRequest::Evict(asked, tier), Reply::PartsMoved { allocation, parts }) => {
+                if self.step.repeat.is_new() {
+                    let at_once = self.step.call.as_ref().is_some_and(|(current, _)| *current == id);
+                    self.check_owner_eviction(by, (*allocation, *tier), parts, at_once, broker);
+                }
+                asked == allocation && *tier != Tier::Device
+            }
             (ClientRequest::CancelBatch(_), Reply::WaitCancelled) => true,
             (ClientRequest::Load { spec, file }, Reply::Sealed(view)) => {
                 self.check_loaded(by, (spec, file), view, broker);
