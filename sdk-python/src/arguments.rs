@@ -173,7 +173,7 @@ pub(crate) fn advice(advice: Option<&str>, values: &AdviceValues<'_>) -> PyResul
         return Ok(Advice::WillNeed(within));
     }
     if let Some(tier) = values.location {
-        return Ok(Advice::SetLocation(location(tier)?));
+        return Ok(Advice::SetLocation(self::tier("location", tier)?));
     }
     if let Some(name) = values.pattern {
         return Ok(Advice::SetPattern(pattern(name)?));
@@ -217,12 +217,13 @@ fn advice_value(advice: Option<&str>) -> PyResult<Option<&'static str>> {
     })
 }
 
-fn location(tier: &str) -> PyResult<Tier> {
+/// A tier, in the argument of this name.
+pub(crate) fn tier(name: &str, tier: &str) -> PyResult<Tier> {
     match tier {
         "device" => Ok(Tier::Device),
         "host" => Ok(Tier::Host),
         "disk" => Ok(Tier::Disk),
-        other => Err(PyValueError::new_err(format!("location is `device`, `host` or `disk`, not `{other}`"))),
+        other => Err(PyValueError::new_err(format!("{name} is `device`, `host` or `disk`, not `{other}`"))),
     }
 }
 

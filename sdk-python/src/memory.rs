@@ -123,6 +123,12 @@ impl Memory {
         Ok(self.shared.read(py, |handle| handle.advise(parts, advice))?)
     }
 
+    #[pyo3(signature = (tier = "host"))]
+    fn evict(&self, py: Python<'_>, tier: &str) -> PyResult<()> {
+        let tier = arguments::tier("tier", tier)?;
+        Ok(self.shared.read(py, |handle| handle.evict(tier))?)
+    }
+
     #[pyo3(signature = (*, parts = None, write = false, wait = None))]
     fn pin(&self, py: Python<'_>, parts: Option<Parts>, write: bool, wait: Option<f64>) -> PyResult<Pin> {
         let access = if write { Access::Write } else { Access::Read };

@@ -16,7 +16,7 @@ use std::{
 use pyo3::prelude::*;
 use vramd_client::{
     Access, Advice, Allocation, AllocationId, AllocationInfo, Client, Error, Pinnable, Pinned, Reason,
-    Released, Sealed,
+    Released, Sealed, Tier,
 };
 
 use crate::{
@@ -424,6 +424,13 @@ impl Handle {
             (Self::Open(allocation), Some(parts)) => allocation.advise_parts(parts, advice),
             (Self::Sealed(sealed), None) => sealed.advise(advice),
             (Self::Sealed(sealed), Some(parts)) => sealed.advise_parts(parts, advice),
+        }
+    }
+
+    pub(crate) fn evict(&self, tier: Tier) -> Result<(), Error> {
+        match self {
+            Self::Open(allocation) => allocation.evict(tier),
+            Self::Sealed(sealed) => sealed.evict(tier),
         }
     }
 

@@ -96,6 +96,8 @@ def test_whole_client_works(daemon: Daemon, tmp_path: pathlib.Path) -> None:
             assert not attached.blocking.has_handle_pin
             await attached.repin()
             assert attached.blocking.has_handle_pin
+            with pytest.raises(vramd.Unsupported, match="no usable disk tier"):
+                await attached.evict("disk")
             assert (await attached.tensor((2, 2), "uint8", offset=1)).shape == (2, 2)
             await attached.detach()
             assert [info.id for info in await client.list("lla")] == [model.id]

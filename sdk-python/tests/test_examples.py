@@ -48,6 +48,14 @@ EXAMPLES: dict[str, tuple[dict[str, str], list[str]]] = {
             *["the signal is at position 16"] * 3,
         ],
     ),
+    "sleep_and_wake": (
+        {"memory": "64MiB", "quota": "32MiB", "host": "64MiB"},
+        [
+            "model 2 answers 2",
+            "both do not fit: the other one has to sleep first",
+            "model 1 answers 1",
+        ],
+    ),
 }  # fmt: skip
 
 

@@ -294,3 +294,34 @@ def test_wait_must_be_a_number_of_seconds(client: vramd.Client, wait: float) -> 
     with pytest.raises(vramd.InvalidArgument):
         client.allocate(MIB, wait=1e6)
     client.allocate(MIB, wait=0.5).free()
+
+
+def test_memory_leaves_when_its_owner_evicts_it(start: Callable[..., Daemon]) -> None:
+    daemon = start(memory="16MiB", more='[memory]\nhost_size = "16MiB"\n')
+    client = daemon.connect("owner")
+    memory = client.allocate(4 * MIB)
+    memory.copy_from(b"kept")
+    address = memory.device_ptr
+    with pytest.raises(vramd.Pinned):
+        memory.evict()
+    memory.unpin()
+    with memory.pin(), pytest.raises(vramd.Pinned):
+        memory.evict()
+    memory.evict()
+
+    def used() -> int:
+        return sum(place.used - place.cached for place in client.quota() if place.tier == "device")
+
+    eventually("the room is free", lambda: used() == 0)
+    assert (memory.copy_to(0, 4), memory.device_ptr) == (b"kept", address)
+    with pytest.raises(ValueError, match="tier is `device`, `host` or `disk`, not `moon`"):
+        memory.evict("moon")  # type: ignore[arg-type]
+    with pytest.raises(vramd.Error, match="is the device"):
+        memory.evict("device")  # type: ignore[arg-type]
+    sealed = memory.seal()
+    sealed.unpin()
+    sealed.evict()
+    reader = daemon.connect("reader").attach(sealed.id)
+    with pytest.raises(vramd.Error, match="own"):
+        reader.evict()
+    assert reader.copy_to(0, 4) == b"kept"

@@ -219,6 +219,12 @@ class Memory(Buffer):
         """Gives up the handle pin: the daemon may unmap the memory while no view or pin uses it. The next access brings
         it back.
         """
+    def evict(self, tier: Literal["host", "disk"] = "host") -> None:
+        """Has all parts leave their device now, although no other client needs the room; only their owner may.
+
+        Bytes and address stay, and the next access brings the memory back. It raises `Pinned` while something uses the
+        memory, be it its own handle (`unpin` ends that) or another process. On any error some parts may have stayed.
+        """
     def advise(
         self,
         advice: Literal[

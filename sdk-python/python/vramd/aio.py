@@ -441,6 +441,10 @@ class Memory(_Wrapper):
         """Gives up the handle pin: the daemon may unmap the memory while no view or pin uses it."""
         await self._calls.other(self.blocking.unpin)
 
+    async def evict(self, tier: Literal["host", "disk"] = "host") -> None:
+        """Has all parts leave their device now. The next access brings them back."""
+        await self._calls.wait(lambda: self.blocking.evict(tier))
+
     async def advise(
         self,
         advice: Literal[

@@ -1,10 +1,6 @@
 //! One allocation of the daemon, from which a pool carves segments.
 
-use std::{
-    collections::BTreeMap,
-    thread,
-    time::{Duration, Instant},
-};
+use std::{collections::BTreeMap, time::Duration};
 
 use vramd_client::{Access, Addresses, Allocation, AllocationRequest, Bytes, Client, Error, Pinned, Tier};
 
@@ -12,11 +8,6 @@ use vramd_client::{Access, Addresses, Allocation, AllocationRequest, Bytes, Clie
 pub(super) const GRANULE: u64 = 2 << 20;
 /// The largest number of parts that one guard may pin.
 pub(super) const PARTS_MAX: u32 = 1024;
-
-/// How long the daemon may protect memory whose pins have ended. It hears of them on the channel, and of an eviction by a
-/// call, which may arrive first.
-const PROTECTED_MAX: Duration = Duration::from_secs(2);
-const PAUSE: Duration = Duration::from_millis(1);
 
 #[derive(Debug)]
 pub(super) struct Arena {
@@ -137,19 +128,8 @@ impl Arena {
     /// Has it leave its device now: to the host, or else to the disk.
     pub(super) fn evict(&self) -> Result<(), Error> {
         let Memory::Away(allocation) = &self.memory else { return Ok(()) };
-        let until = Instant::now() + PROTECTED_MAX;
-        loop {
-            // The first refusal says more: most nodes have no disk tier.
-            match allocation
-                .evict(Tier::Host)
-                .or_else(|error| allocation.evict(Tier::Disk).map_err(|_| error))
-            {
-                Err(Error::Pinned { .. } | Error::Raced { .. }) if Instant::now() < until => {
-                    thread::sleep(PAUSE)
-                }
-                outcome => return outcome,
-            }
-        }
+        // The first refusal says more: most nodes have no disk tier.
+        allocation.evict(Tier::Host).or_else(|error| allocation.evict(Tier::Disk).map_err(|_| error))
     }
 
     /// Gives up its bytes, and keeps its addresses.

@@ -12,6 +12,7 @@ use crate::{
         advice::Advice,
         allocation::{Allocation, FreeFailed, SealFailed, Sealed},
         handle::Handle,
+        info::Tier,
     },
     pins::Pinned,
     pool::{Pool, PoolBlock},
@@ -71,6 +72,11 @@ impl Allocation {
         self.handle().advise(CallStyle::Async, Some(parts), advice).await
     }
 
+    /// See [`Self::evict`].
+    pub async fn evict_async(&self, tier: Tier) -> Result<()> {
+        self.handle().evict(CallStyle::Async, tier).await
+    }
+
     /// See [`Self::free`].
     pub async fn free_async(self) -> Result<Released, FreeFailed<Self>> {
         let mut handle = self.into_handle();
@@ -123,6 +129,11 @@ impl Sealed {
     /// See [`Self::advise_parts`].
     pub async fn advise_parts_async(&self, parts: Range<u32>, advice: Advice) -> Result<()> {
         self.handle().advise(CallStyle::Async, Some(parts), advice).await
+    }
+
+    /// See [`Self::evict`].
+    pub async fn evict_async(&self, tier: Tier) -> Result<()> {
+        self.handle().evict(CallStyle::Async, tier).await
     }
 
     /// See [`Self::free`].

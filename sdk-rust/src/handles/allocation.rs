@@ -286,6 +286,11 @@ impl Sealed {
         self.handle.is_mapped()
     }
 
+    /// See [`Allocation::evict`]. Sessions that have attached it unmap it too.
+    pub fn evict(&self, tier: Tier) -> Result<()> {
+        run_ready(self.handle.evict(CallStyle::Blocking, tier))
+    }
+
     /// Unmaps it and frees the allocation; only its owner may. Other sessions keep their mappings. While this process
     /// has guards or other handles of it, the call fails and returns the handle.
     pub fn free(mut self) -> Result<Released, FreeFailed<Self>> {

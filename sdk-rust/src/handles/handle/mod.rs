@@ -38,6 +38,9 @@ use crate::{
 const ASK_INTERVAL: Duration = Duration::from_secs(2);
 /// How often a caller that waits for a seal asks whether it has ended.
 const SEAL_POLL: Duration = Duration::from_millis(20);
+/// How long an eviction waits for the daemon to hear that pins have ended.
+const SETTLE_TIMEOUT: Duration = Duration::from_secs(2);
+const SETTLE_POLL: Duration = Duration::from_millis(1);
 const REOPEN_TIMEOUT: Duration = Duration::from_secs(10);
 
 #[derive(Debug)]
@@ -346,6 +349,18 @@ impl Handle {
     /// Has the daemon move it to a tier below its device now. An error means that some parts may be on their device.
     pub(crate) async fn evict(&self, style: CallStyle, tier: Tier) -> Result<()> {
         check_process(&self.session)?;
+        let until = self.session.deadline().min(Instant::now() + SETTLE_TIMEOUT);
+        loop {
+            let parts = self.evict_once(style, tier).await?;
+            let settles = self.is_unpinned_here() && parts.iter().all(|part| self.may_move_soon(part));
+            match parts.into_iter().find_map(|part| self.not_moved(part)) {
+                Some(_) if settles && Instant::now() < until => style.pause(SETTLE_POLL).await,
+                stayed => return stayed.map_or(Ok(()), Err),
+            }
+        }
+    }
+
+    async fn evict_once(&self, style: CallStyle, tier: Tier) -> Result<Vec<v1::PartMove>> {
         let request = v1::EvictRequest {
             session_id: self.session.id().get(),
             request_id: RequestId::random().to_vec(),
@@ -356,8 +371,22 @@ impl Handle {
         let answer = style.call(&self.session, deadline, request, |mut client, request| async move {
             client.evict(request).await
         });
-        let stayed = answer.await?.parts.into_iter().find_map(|part| self.not_moved(part));
-        stayed.map_or(Ok(()), Err)
+        Ok(answer.await?.parts)
+    }
+
+    fn is_unpinned_here(&self) -> bool {
+        !self.session.table().has_handle_pins(self.info.id) && self.anchor.other_count() == 0
+    }
+
+    /// Whether a part has moved, or stays for pins of this session that may have ended: the daemon hears of their end on
+    /// the channel, which may be later than the call.
+    fn may_move_soon(&self, part: &v1::PartMove) -> bool {
+        use v1::MoveOutcome as Outcome;
+        match part.outcome() {
+            Outcome::Moved | Outcome::Wanted => true,
+            Outcome::Pinned => part.session_ids == [self.session.id().get()],
+            _ => false,
+        }
     }
 
     /// Why a part has not moved, if it has not.

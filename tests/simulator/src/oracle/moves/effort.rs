@@ -69,7 +69,8 @@ impl Oracle {
                 Cause::Prefetch => {
                     for_prefetches.push(victim);
                 }
-                Cause::WriteBack | Cause::Rebalance | Cause::Operator | Cause::Owner | Cause::Speculation => {}
+                Cause::WriteBack | Cause::Rebalance | Cause::Operator | Cause::Owner | Cause::Speculation => {
+                }
             }
         }
         let leaving: BTreeSet<PartRef> = by_place.values().flatten().map(|victim| victim.part).collect();

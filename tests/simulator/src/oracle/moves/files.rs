@@ -178,7 +178,10 @@ impl Oracle {
         if !self.has_file(part) && !self.lies_in_file(part) {
             return;
         }
-        let by_hand = broker.moves().iter().any(|it| it.extent == to && matches!(it.cause, Cause::Operator | Cause::Owner));
+        let by_hand = broker
+            .moves()
+            .iter()
+            .any(|it| it.extent == to && matches!(it.cause, Cause::Operator | Cause::Owner));
         self.expect(LOADED, by_hand && tier == Tier::Host, || {
             format!("{part:?} is file-backed, and {to} is made for it in {tier}")
         });
