@@ -50,8 +50,8 @@ if TYPE_CHECKING:
 MAGIC = b"vramd index 1\0\0\0"
 """The end of an allocation that was copied from a checkpoint. Before it is the length of the index, and before that the
 index."""
-PIECE_BYTES = 16 << 20
-"""The bytes that one thread reads and copies at once."""
+PIECE_BYTES = 4 << 20
+"""The bytes that one thread reads and copies at once. As much is page-locked for it, which RLIMIT_MEMLOCK may bound."""
 COPY_THREADS = 8
 INDEX_BYTES_MAX = 256 << 20
 LOAD_SECONDS = 600.0
