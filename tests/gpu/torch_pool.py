@@ -5,6 +5,7 @@ Each check has a key in the report, with `ok` and what was seen; one that fails 
 
 - `sleep`, `wake`: the speed of a pool that leaves and returns, of the speed of a plain copy to and from pinned memory.
 - `first_sleep_s`: how long its first sleep takes, with the same bytes.
+- `call_us`: how long a pin from Python and its end take, with all that the Rust SDK does for them.
 - `pool_miss`: how long a segment takes that needs a new arena, of the driver's bare create, map and access.
 - `rotate`: the speed of a turn of four models, of which the quota holds two, of that of a plain copy both ways.
 
@@ -92,7 +93,7 @@ class Run:
     def all(self):
         checks = (
             self.logits, self.streams, self.out_of_memory, self.strand, self.speed, self.pool_miss, self.rotation,
-            self.cycles, self.quota, self.debug, self.guide, self.devices, self.teardown, self.saver,
+            self.cycles, self.calls, self.quota, self.debug, self.guide, self.devices, self.teardown, self.saver,
         )
         for check in checks:
             begin = time.perf_counter()
@@ -108,6 +109,7 @@ class Run:
             self.torch.cuda.empty_cache()
         for key in ("sleep", "wake", "first_sleep_s"):
             self.report[key] = self.report["speed"].get(key)
+        self.report["call_us"] = self.report["calls"].get("pin_us")
         self.report["pool_miss_ratio"] = self.report["pool_miss"].get("ratio")
         speed, rotation = self.report["speed"], self.report["rotation"]
         if "turn_s" in rotation and "plain_back_s" in speed:
@@ -363,6 +365,17 @@ class Run:
         after = self.held()
         same = self.sums(kept) == sums
         return {"ok": same and not grown(before, after), "same": same, "before": before, "after": after}
+
+    def calls(self):
+        memory, count, rounds = self.client.allocate("2MiB"), 1000, []
+        for _ in range(21):
+            begin = time.perf_counter()
+            for _ in range(count):
+                with memory.pin(write=True):
+                    pass
+            rounds.append((time.perf_counter() - begin) / count * 1e6)
+        memory.free()
+        return {"ok": True, "pin_us": statistics.median(rounds), "rounds": len(rounds), "pins": count}
 
     def quota(self):
         limit = 3 * GIB
