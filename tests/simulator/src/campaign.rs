@@ -2,24 +2,73 @@
 
 use std::{
     collections::BTreeMap,
-    sync::atomic::{AtomicU64, Ordering},
+    iter::{self, Sum},
+    sync::{
+        LazyLock,
+        atomic::{AtomicUsize, Ordering},
+    },
     thread,
 };
 
 use broker_core::Bug;
+use serde_json::Value;
 
 use crate::{
     coverage::Coverage, digest::TraceDigest, failure::Failure, run::run, scenario::Plan, story::Story,
 };
 
-/// The result of running a range of seeds.
+/// The result of running some plans.
 #[derive(Debug, Default)]
 pub struct Campaign {
     pub seeds: u64,
     pub events: u64,
     pub coverage: Coverage,
-    /// By seed, in order.
+    /// By seed, in the order of the plans.
     pub failures: Vec<(u64, Failure)>,
+}
+
+impl Sum for Campaign {
+    fn sum<I: Iterator<Item = Self>>(parts: I) -> Self {
+        parts.fold(Self::default(), |mut all, part| {
+            all.seeds += part.seeds;
+            all.events += part.events;
+            all.coverage.add(&part.coverage);
+            all.failures.extend(part.failures);
+            all
+        })
+    }
+}
+
+/// Calls `work` with each item on a few threads, and returns the results in the order of the items.
+fn in_parallel<T: Sync, R: Send>(items: &[T], jobs: usize, work: impl Fn(&T) -> R + Sync) -> Vec<R> {
+    let next = AtomicUsize::new(0);
+    let worker = || {
+        let item = || {
+            let at = next.fetch_add(1, Ordering::Relaxed);
+            items.get(at).map(|item| (at, work(item)))
+        };
+        iter::from_fn(item).collect::<Vec<_>>()
+    };
+    let mut done: Vec<_> = thread::scope(|scope| {
+        let workers: Vec<_> = (0..jobs.max(1)).map(|_| scope.spawn(worker)).collect();
+        workers.into_iter().flat_map(|worker| worker.join().expect("a worker catches panics")).collect()
+    });
+    done.sort_by_key(|(at, _)| *at);
+    done.into_iter().map(|(_, result)| result).collect()
+}
+
+/// Runs each plan, and calls `report` with each failure as it is found. Returns what became of each plan.
+pub fn run_each(plans: &[Plan], jobs: usize, report: impl Fn(u64, &Failure) + Sync) -> Vec<Campaign> {
+    in_parallel(plans, jobs, |plan| {
+        let ran = run(plan, Story::Silent);
+        ran.failure.iter().for_each(|failure| report(plan.seed, failure));
+        Campaign {
+            seeds: 1,
+            events: ran.events,
+            coverage: ran.coverage,
+            failures: ran.failure.into_iter().map(|failure| (plan.seed, failure)).collect(),
+        }
+    })
 }
 
 /// Runs every seed of `seeds`, and calls `report` with each failure as it is found.
@@ -29,66 +78,60 @@ pub fn run_all(
     jobs: usize,
     report: impl Fn(u64, &Failure) + Sync,
 ) -> Campaign {
-    let next = AtomicU64::new(seeds.start);
-    let parts = thread::scope(|scope| {
-        let worker = || {
-            let mut part = Campaign::default();
-            loop {
-                let seed = next.fetch_add(1, Ordering::Relaxed);
-                if seed >= seeds.end {
-                    return part;
-                }
-                let ran = run(&Plan::new(seed, events), Story::Silent);
-                part.seeds += 1;
-                part.events += ran.events;
-                part.coverage.add(&ran.coverage);
-                if let Some(failure) = ran.failure {
-                    report(seed, &failure);
-                    part.failures.push((seed, failure));
-                }
-            }
-        };
-        let workers: Vec<_> = (0..jobs.max(1)).map(|_| scope.spawn(worker)).collect();
-        workers.into_iter().map(|worker| worker.join().expect("a worker catches panics")).collect::<Vec<_>>()
-    });
-    let mut all = Campaign::default();
-    for part in parts {
-        all.seeds += part.seeds;
-        all.events += part.events;
-        all.coverage.add(&part.coverage);
-        all.failures.extend(part.failures);
-    }
-    all.failures.sort_by_key(|(seed, _)| *seed);
-    all
+    let plans: Vec<_> = seeds.map(|seed| Plan::new(seed, events)).collect();
+    run_each(&plans, jobs, report).into_iter().sum()
 }
 
 /// Digests the trace of every seed of `seeds`, in the order of the seeds.
-pub fn digest_all(seeds: std::ops::Range<u64>, events: u64, jobs: usize) -> BTreeMap<u64, TraceDigest> {
-    let next = AtomicU64::new(seeds.start);
-    let worker = || {
-        let seed = || Some(next.fetch_add(1, Ordering::Relaxed)).filter(|seed| *seed < seeds.end);
-        let digest = |seed| match run(&Plan::new(seed, events), Story::Digest(Box::default())).story {
-            Story::Digest(digest) => (seed, *digest),
-            story => unreachable!("a run keeps the kind of its story: {story:?}"),
-        };
-        std::iter::from_fn(seed).map(digest).collect::<Vec<_>>()
+pub fn digest_all(seeds: std::ops::Range<u64>, events: u64, jobs: usize) -> Vec<(u64, TraceDigest)> {
+    let digest = |seed: &u64| match run(&Plan::new(*seed, events), Story::Digest(Box::default())).story {
+        Story::Digest(digest) => (*seed, *digest),
+        story => unreachable!("a run keeps the kind of its story: {story:?}"),
     };
-    thread::scope(|scope| {
-        let workers: Vec<_> = (0..jobs.max(1)).map(|_| scope.spawn(worker)).collect();
-        workers.into_iter().flat_map(|worker| worker.join().expect("a worker catches panics")).collect()
-    })
+    in_parallel(&seeds.collect::<Vec<_>>(), jobs, digest)
 }
 
 /// Number of first seeds that a hunt runs even after the bug is found, unless told otherwise: how often a bug is
 /// found is as good to know as how soon.
 pub const SEEDS_RATED: u64 = 12;
 
-/// After how many seeds a planted bug was found, how often among the first ones, and how.
+/// Which seeds a hunt runs.
+#[derive(Clone, Copy, Debug)]
+pub struct Search {
+    /// The seed that found the bug for the last report comes first.
+    pub known_first: bool,
+    /// Number of first seeds that are run even after the bug is found.
+    pub rated: u64,
+    /// Most seeds to try, beside the known one.
+    pub seeds_max: u64,
+    pub events: u64,
+}
+
+impl Search {
+    /// The known seed, then the others, until one finds the bug.
+    pub const fn until_found(seeds_max: u64, events: u64) -> Self {
+        Self { known_first: true, rated: 0, seeds_max, events }
+    }
+}
+
+/// The seed that found each bug for the last report, by the name of the bug.
+static KNOWN: LazyLock<BTreeMap<String, u64>> = LazyLock::new(|| {
+    let report = include_str!("../../../docs/benchmarks/simulator/latest.json");
+    let report: Value = serde_json::from_str(report).expect("the report is JSON");
+    let rows = report["planted_bugs"].as_array().into_iter().flatten();
+    let known = |row: &Value| {
+        let seed = row["found_after_seeds"].as_u64()?.checked_sub(1)?;
+        Some((row["bug"].as_str()?.to_owned(), seed))
+    };
+    rows.filter_map(known).collect()
+});
+
+/// Which seed found a planted bug, how often it was found among the first seeds, and how.
 #[derive(Debug)]
 pub struct Hunt {
     pub bug: Bug,
-    /// Number of first seeds that were run even after the bug was found.
-    pub rated: u64,
+    pub search: Search,
+    /// The first seed that found it.
     pub found: Option<(u64, Failure)>,
     pub hits: u64,
     /// How often each invariant was the first to be broken.
@@ -102,57 +145,42 @@ impl Hunt {
         self.found.is_some() && self.unexpected().next().is_none()
     }
 
+    /// Whether the seed of the last report found it.
+    pub fn is_by_known(&self) -> bool {
+        let known = KNOWN.get(self.bug.name());
+        known.is_some() && self.found.as_ref().map(|(seed, _)| seed) == known
+    }
+
     /// Invariants that failed first although the bug does not break them.
     pub fn unexpected(&self) -> impl Iterator<Item = &str> {
         self.by.keys().map(String::as_str).filter(|by| !self.bug.breaks().contains(by))
     }
 }
 
-/// Plants a bug and looks for it, seed after seed: in the first `rated` ones and until it is found.
-pub fn hunt(bug: Bug, rated: u64, seeds_max: u64, events: u64) -> Hunt {
-    let mut hunt = Hunt { bug, rated, found: None, hits: 0, by: BTreeMap::new() };
-    for seed in 0..seeds_max {
-        if seed >= rated && hunt.found.is_some() {
+/// Plants a bug and looks for it, seed after seed: in the first ones that are rated, and until it is found.
+pub fn hunt(bug: Bug, search: Search) -> Hunt {
+    let mut hunt = Hunt { bug, search, found: None, hits: 0, by: BTreeMap::new() };
+    let known = KNOWN.get(bug.name()).copied().filter(|_| search.known_first);
+    let others = (0..search.seeds_max).filter(|seed| Some(*seed) != known);
+    for seed in known.into_iter().chain(others) {
+        if seed >= search.rated && hunt.found.is_some() {
             break;
         }
-        let plan = Plan { bug: Some(bug), ..Plan::new(seed, events) };
+        let plan = Plan { bug: Some(bug), ..Plan::new(seed, search.events) };
         if let Some(failure) = run(&plan, Story::Silent).failure {
-            hunt.hits += u64::from(seed < rated);
+            hunt.hits += u64::from(seed < search.rated);
             *hunt.by.entry(failure.invariant.clone()).or_default() += 1;
-            hunt.found.get_or_insert((seed + 1, failure));
+            hunt.found.get_or_insert((seed, failure));
         }
     }
     hunt
 }
 
 /// Hunts these planted bugs, on a few threads.
-pub fn hunt_all(
-    bugs: &[Bug],
-    rated: u64,
-    seeds_max: u64,
-    events: u64,
-    jobs: usize,
-    report: impl Fn(&Hunt) + Sync,
-) -> Vec<Hunt> {
-    let next = AtomicU64::new(0);
-    let mut hunts = thread::scope(|scope| {
-        let worker = || {
-            let mut hunts = Vec::new();
-            while let Ok(at) = usize::try_from(next.fetch_add(1, Ordering::Relaxed))
-                && let Some(bug) = bugs.get(at)
-            {
-                let hunt = hunt(*bug, rated, seeds_max, events);
-                report(&hunt);
-                hunts.push(hunt);
-            }
-            hunts
-        };
-        let workers: Vec<_> = (0..jobs.max(1)).map(|_| scope.spawn(worker)).collect();
-        workers
-            .into_iter()
-            .flat_map(|worker| worker.join().expect("a worker catches panics"))
-            .collect::<Vec<_>>()
-    });
-    hunts.sort_by_key(|hunt| hunt.bug);
-    hunts
+pub fn hunt_all(bugs: &[Bug], search: Search, jobs: usize, report: impl Fn(&Hunt) + Sync) -> Vec<Hunt> {
+    in_parallel(bugs, jobs, |bug| {
+        let hunt = hunt(*bug, search);
+        report(&hunt);
+        hunt
+    })
 }

@@ -9,7 +9,7 @@ use anyhow::{Context as _, bail, ensure};
 use broker_core::Bug;
 use clap::{Args, Parser, Subcommand};
 use simulator::{
-    campaign::{self, Hunt, SEEDS_RATED},
+    campaign::{self, Hunt, SEEDS_RATED, Search},
     failure::Failure,
     run::run,
     scenario::{Fault, Plan},
@@ -51,6 +51,10 @@ enum Task {
         /// Plant only every N-th bug, beginning with the K-th, as `K/N`: `0/4`, `1/4`, `2/4` and `3/4` are all.
         #[arg(long, default_value = "0/1", value_parser = parse_slice)]
         slice: Slice,
+        /// Begin with the seed that found the bug for docs/benchmarks/simulator/latest.json, and stop at the first
+        /// find.
+        #[arg(long, conflicts_with = "rated")]
+        quick: bool,
         /// First seeds to run even after the bug is found, to say how often it is.
         #[arg(long, default_value_t = SEEDS_RATED)]
         rated: u64,
@@ -177,11 +181,19 @@ fn main() -> anyhow::Result<ExitCode> {
             true
         }
         Task::Shrink(one) => shrink_one(&one.plan())?,
-        Task::Bugs { slice: Slice { first, count }, rated, seeds_max, events, jobs } => {
+        Task::Bugs { slice: Slice { first, count }, quick, rated, seeds_max, events, jobs } => {
             let bugs: Vec<_> = Bug::ALL.iter().copied().skip(first).step_by(count).collect();
-            let hunts = campaign::hunt_all(&bugs, rated, seeds_max, events, jobs, print_hunt);
+            let search = match quick {
+                true => Search::until_found(seeds_max, events),
+                false => Search { known_first: false, rated, seeds_max, events },
+            };
+            let hunts = campaign::hunt_all(&bugs, search, jobs, print_hunt);
             let found = hunts.iter().filter(|hunt| hunt.is_good()).count();
             println!("{found} of {} planted bugs found; there are {} in all", bugs.len(), Bug::ALL.len());
+            if quick {
+                let known = hunts.iter().filter(|hunt| hunt.is_by_known()).count();
+                println!("{known} of them by the seed of the report");
+            }
             found == bugs.len()
         }
         Task::Report { out, range } => report::write(&out, range.seeds, range.events, range.jobs)?,
@@ -196,10 +208,15 @@ fn print_failure(seed: u64, failure: &Failure) {
 fn print_hunt(hunt: &Hunt) {
     let name = hunt.bug.name();
     match &hunt.found {
-        Some((seeds, failure)) => {
+        Some((seed, failure)) if hunt.search.rated == 0 => {
+            println!("{name}: found by seed {seed}, by {failure}")
+        }
+        Some((seed, failure)) => {
             println!(
-                "{name}: found after {seeds} seeds, in {} of the first {}, by {failure}",
-                hunt.hits, hunt.rated
+                "{name}: found after {} seeds, in {} of the first {}, by {failure}",
+                seed + 1,
+                hunt.hits,
+                hunt.search.rated
             );
         }
         None => println!("{name}: NOT FOUND"),

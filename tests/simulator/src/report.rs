@@ -7,7 +7,7 @@ use broker_core::Bug;
 use dev_kit::{machine, output_of};
 use serde_json::{Value, json};
 use simulator::{
-    campaign::{self, Hunt, SEEDS_RATED},
+    campaign::{self, Hunt, SEEDS_RATED, Search},
     coverage::Coverage,
 };
 
@@ -21,7 +21,8 @@ pub(crate) fn write(out: &Path, seeds: Range<u64>, events: u64, jobs: usize) -> 
     let all = campaign::run_all(seeds.clone(), events, jobs, super::print_failure);
     let run_seconds = started.elapsed().as_secs_f64();
     let started = Instant::now();
-    let hunts = campaign::hunt_all(Bug::ALL, SEEDS_RATED, SEEDS_TO_FIND, events, jobs, super::print_hunt);
+    let search = Search { known_first: false, rated: SEEDS_RATED, seeds_max: SEEDS_TO_FIND, events };
+    let hunts = campaign::hunt_all(Bug::ALL, search, jobs, super::print_hunt);
     let complete = all.coverage.never_taken().is_empty() && all.coverage.not_refused().is_empty();
     let page = json!({
         "commit": commit,
@@ -53,7 +54,7 @@ fn bug(hunt: &Hunt) -> Value {
         "bug": hunt.bug.name(),
         "what": hunt.bug.description(),
         "breaks": hunt.bug.breaks(),
-        "found_after_seeds": first.map(|(seeds, _)| seeds),
+        "found_after_seeds": first.map(|(seed, _)| seed + 1),
         "by": first.map(|(_, failure)| &failure.invariant),
         "at_event": first.map(|(_, failure)| failure.event),
         "found_in_rated": hunt.hits,

@@ -114,6 +114,12 @@ impl Workload {
         }
     }
 
+    /// Whether the workload takes too long for every commit. A long count of queued requests repeats what those with
+    /// fewer show.
+    pub const fn is_long(self) -> bool {
+        matches!(self, Self::KindsOverMany | Self::Cancelled(10_000) | Self::Turns(10_000))
+    }
+
     pub fn find(name: &str) -> Option<Self> {
         let all = Self::COMMITTED.into_iter().chain([Self::KindsOverMany]);
         all.into_iter().find(|workload| workload.name() == name)
