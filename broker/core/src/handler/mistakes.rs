@@ -4,7 +4,8 @@ use vramd_types::{AllocationId, Bytes, DeviceIndex, ExtentId, GRANULARITY, PartI
 
 use crate::{
     broker::Broker,
-    event::{CallId, PartRef, RequestKey, Tier},
+    event::{CallId, PartRef, PartSpan, RequestKey, Tier},
+    eviction::AdviceChange,
     handler::mapping::frames::InitialMaps,
     ledger::{Charge, Ledger, Place, Quota, Reservation},
     line::{AllocationPlan, Waiter},
@@ -51,6 +52,12 @@ impl Broker {
         if let Some(sequence) = self.moves.sequences.get_mut(id) {
             sequence.kept.clear();
         }
+    }
+
+    /// Clears what operators advise about a span of parts, for `OverrideLost`.
+    pub(crate) fn clear_override(&mut self, of: (AllocationId, TenantId), part_count: u32, span: PartSpan) {
+        let change = (AdviceChange::Cleared, self.shell.now);
+        self.usage.advice.change(of, part_count, span, change);
     }
 
     /// Whether one tenant alone has queued prefetch requests, for `PrefetchTriedOnce`.

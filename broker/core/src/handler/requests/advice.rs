@@ -101,9 +101,7 @@ impl Broker {
         planted!(self, AdviceLeaks => span = PartSpan { count: span.count.saturating_add(1), ..span });
         let by_owner = AdviceChange::ByOwner(change);
         let is_changed = self.usage.advice.change((id, tenant), part_count, span, (by_owner, now));
-        planted!(self, OverrideLost => {
-            self.usage.advice.change((id, tenant), part_count, span, (AdviceChange::Cleared, now));
-        });
+        planted!(self, OverrideLost => self.clear_override((id, tenant), part_count, span));
         if is_changed {
             if by_owner.is_of_pattern() {
                 self.moves.prefetches.learnt.begin_anew(id);
