@@ -10,7 +10,6 @@ import signal
 import struct
 import subprocess
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -422,7 +421,8 @@ def test_progress_bar_is_drawn(daemon: Daemon, model: pathlib.Path) -> None:
 
 def test_interrupted_load_leaves_nothing(daemon: Daemon, client: vramd.Client, tmp_path: pathlib.Path) -> None:
     path = tmp_path / "m.safetensors"
-    safetensors.numpy.save_file({"a": np.zeros(96 * MIB, np.uint8)}, path)
+    # Tensors of a size that is not aligned are copied one by one, more of them than threads.
+    safetensors.numpy.save_file({f"layer.{number}": np.zeros(1001, np.uint8) for number in range(100)}, path)
     child = daemon.child(
         "import sys, time, vramd\n"
         "def slow(done, total):\n"
@@ -436,10 +436,11 @@ def test_interrupted_load_leaves_nothing(daemon: Daemon, client: vramd.Client, t
         path,
     )
     assert child.stdout is not None and int(child.stdout.readline()) > 0
-    asked = time.monotonic()
     child.send_signal(signal.SIGINT)
     printed, _ = child.communicate(timeout=60)
-    assert time.monotonic() - asked < 10 and printed.endswith("interrupted 0\n"), printed
+    *reports, end = printed.splitlines()
+    # The threads have ended what they had begun, and nothing more.
+    assert end == "interrupted 0" and all(int(done) < 100 * 1001 for done in reports), printed
     assert not client.list()
     assert is_closed(path)
 

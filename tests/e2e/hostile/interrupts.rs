@@ -12,7 +12,7 @@ use vramd_client::{AllocationRequest, Bytes, Client};
 use vramd_proto::v1::ListWaitsRequest;
 use vramd_tests::{Config, Daemon, MIB, content, wait::until};
 
-/// Sends Ctrl-C, which must end the process within a second.
+/// Sends Ctrl-C, which must end the process within a second. The second is what an operator notices, so it is measured.
 fn interrupt(mut child: Child) {
     let begun = Instant::now();
     kill_process(Pid::from_child(&child), Signal::INT).unwrap();

@@ -6,7 +6,6 @@ use std::{
     process::Output,
     sync::atomic::{AtomicBool, Ordering},
     thread,
-    time::{Duration, Instant},
 };
 
 use rustix::process::{Signal, geteuid};
@@ -294,7 +293,7 @@ fn a_storm_of_sighups_disturbs_no_allocation_and_loses_no_value() {
     let file = daemon.home().path().join("tenants.toml");
     let versions = [TEAMS.to_owned(), TEAMS.replace("256MiB", "64MiB"), TEAMS.replace("limit", "limitt")];
     let ends = AtomicBool::new(false);
-    let worst = thread::scope(|scope| {
+    thread::scope(|scope| {
         let allocates = || {
             let (mut session, mut count) = (daemon.open(), 0);
             while !ends.load(Ordering::Relaxed) {
@@ -310,23 +309,17 @@ fn a_storm_of_sighups_disturbs_no_allocation_and_loses_no_value() {
                 daemon.set_quota("team-c", "", "50%");
             }
         });
-        let mut worst = Duration::ZERO;
         for number in 0..300 {
             replace(&file, &versions[number % versions.len()]);
             daemon.signal(Signal::HUP);
-            let began = Instant::now();
             daemon.admin.get_node(Default::default()).ok();
-            worst = worst.max(began.elapsed());
         }
         ends.store(true, Ordering::Relaxed);
         sets.join().unwrap();
         for worker in workers {
             assert!(worker.join().unwrap() > 10, "sessions allocate meanwhile");
         }
-        worst
     });
-    eprintln!("the longest answer to GetNode took {worst:?}");
-    assert!(worst < Duration::from_secs(1), "an answer took {worst:?}");
     replace(&file, &TEAMS.replace("256MiB", "32MiB"));
     daemon.signal(Signal::HUP);
     until("the last file is in force", || quota(&daemon, "team-a").0 == 32 * MIB);

@@ -59,17 +59,16 @@ fn a_model_four_times_the_device_streams_beside_another_programs_demand() {
     );
     std::thread::scope(|scope| {
         let streaming = scope.spawn(|| run(&order, &layers, 0, 4));
-        let mut slowest = Duration::ZERO;
+        let mut pins = 0;
         while !streaming.is_finished() {
             for (memory, seed) in own.iter().zip(100..) {
-                let began = Instant::now();
                 let pinned = memory.pin(Access::Read).unwrap();
-                slowest = slowest.max(began.elapsed());
                 assert_eq!(digest(pinned.as_slice().unwrap()), digest(&content(PART, seed)));
+                pins += 1;
             }
         }
         streaming.join().unwrap();
-        assert!(slowest < PATIENCE / 4, "{slowest:?}");
+        assert!(pins >= 10, "{pins} pins were served while the model streamed");
     });
     order.end();
     until("its requests are gone", || {
@@ -158,7 +157,8 @@ fn a_model_four_times_the_device_streams_beside_another_tenants_demand() {
     until("each pin is counted as demand", || fetched("\"night\"", "\"demand\"") >= waits.len());
     let ahead = fetched(client.tenant(), "\"prefetch\"");
     assert!(ahead as u64 >= LAYERS * LAYER_PARTS / 2, "only {ahead} parts came ahead");
-    // One of ten may be late, if the machine was busy with something else.
+    // The claim is a time: of copies in flight a pin waits for a few alone. The link is slow, so that the time is that of
+    // copies. One of ten may be late, if the machine was busy with something else.
     waits.sort();
     let within = waits.iter().filter(|wait| **wait <= demand_bound()).count();
     assert!(waits.len() >= 10 && within * 10 >= waits.len() * 9, "{:?}: {waits:?}", demand_bound());

@@ -48,9 +48,9 @@ fn connections_without_a_request_keep_no_probe_from_its_answer() {
 }
 
 /// Eight clients load `/metrics` and the page without a pause. The benchmark of telemetry has more of them, on a node with
-/// many series.
+/// many series. The probes of the chart give up after three seconds, so these are measured.
 #[test]
-fn probes_answer_within_a_second_during_a_storm_of_scrapes() {
+fn probes_answer_within_the_charts_timeout_during_a_storm_of_scrapes() {
     let daemon = Daemon::start(&measured());
     for tenant in 0..10 {
         daemon.set_quota(&format!("team-{tenant:02}"), "1MiB", "10MiB");
@@ -82,7 +82,7 @@ fn probes_answer_within_a_second_during_a_storm_of_scrapes() {
         (storm.into_iter().map(|client| client.join().unwrap()).sum::<usize>(), slowest)
     });
     assert!(served > 20, "{served} scrapes and pages");
-    assert!(slowest < Duration::from_secs(1), "{slowest:?}");
+    assert!(slowest < Duration::from_secs(3), "{slowest:?}");
 }
 
 #[test]
