@@ -43,7 +43,7 @@ impl Default for Telemetry {
             otlp_signals: Signal::ALL.to_vec(),
             traces_sample_ratio: SampleRatio(0.01),
             export_interval: Duration::from_secs(10),
-            cardinality_max: 4_000,
+            cardinality_max: 2_000,
         }
     }
 }

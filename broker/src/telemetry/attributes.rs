@@ -42,7 +42,7 @@ pub const OTHER_METHOD: &str = "_OTHER";
 pub const ATTRIBUTES: &[(&str, &str)] = &[
     (
         TENANT,
-        "The tenant that is charged; `_other` is the sum of the tenants beyond `telemetry.cardinality_max`",
+        "The tenant that is charged; `_other` is the sum of the tenants beyond `telemetry.cardinality_max` ([which ones](../operations/telemetry.md#many-tenants))",
     ),
     (TIER, "`device`, `host` or `disk`"),
     (

@@ -32,11 +32,6 @@ pub(super) struct MoveKind {
 }
 
 impl MoveKind {
-    /// The number of kinds on one device. Between each two of the three tiers a move ends as moved, failed or stopped;
-    /// away from a tier towards a lower one, or back to a disk, also as clean. A dropped part goes nowhere; from there it
-    /// is made, or its return fails or is stopped.
-    pub(super) const ON_DEVICE: usize = (6 * 3 + 4 + 1 + 3) * Cause::ALL.len();
-
     /// The kinds that can happen on a device with these tiers below it: host, disk. Rare ones are left out: a failed
     /// or stopped return of a dropped part.
     pub(super) fn all(device: DeviceIndex, (host, disk): (bool, bool)) -> impl Iterator<Item = Self> {
@@ -68,9 +63,14 @@ impl MoveKind {
         })
     }
 
+    /// Whether the part was copied in full.
+    pub(super) fn is_copy(&self) -> bool {
+        self.outcome == "moved"
+    }
+
     /// Whether the part was copied to its device and is there now.
     pub(super) fn is_arrival(&self) -> bool {
-        (self.direction, self.outcome) == ("in", "moved")
+        self.direction == "in" && self.is_copy()
     }
 
     /// Whether the part has left its device.

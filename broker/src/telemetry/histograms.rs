@@ -21,9 +21,9 @@ use super::{
     tenant_counters::WAIT_ENDS,
 };
 
-/// The series of a tenant's pin waits in Prometheus: for each outcome its buckets, that without a boundary, the sum and
-/// the count.
-const PIN_SERIES_PER_TENANT: usize = WAIT_ENDS.len() * (metrics::PIN_WAIT.boundaries.len() + 3);
+/// The series of a tenant's pin waits of one outcome in Prometheus: the buckets, that without a boundary, the sum and the
+/// count.
+const PIN_SERIES: usize = metrics::PIN_WAIT.boundaries.len() + 3;
 
 #[derive(Debug)]
 pub(super) struct Histograms {
@@ -35,23 +35,24 @@ pub(super) struct Histograms {
     pin_tenants: NamedTenants,
 }
 
-/// The first tenants with pin waits, as many as have series. Further ones are recorded as `_other` for good, since no
-/// count may fall.
+/// The first tenants with pin waits of an outcome, as many as have series. Further ones are recorded as `_other` for good,
+/// since the library forgets no series.
 #[derive(Debug)]
 struct NamedTenants {
     most: usize,
-    names: Mutex<BTreeSet<Arc<str>>>,
+    names: Mutex<BTreeSet<(Arc<str>, &'static str)>>,
 }
 
 impl NamedTenants {
     /// The series of `_other` fit beside theirs.
     fn new(series_max: usize) -> Self {
-        Self { most: (series_max / PIN_SERIES_PER_TENANT).saturating_sub(1), names: Mutex::default() }
+        Self { most: (series_max / PIN_SERIES).saturating_sub(WAIT_ENDS.len()), names: Mutex::default() }
     }
 
-    fn series_name(&self, tenant: &Arc<str>) -> Arc<str> {
+    fn series_name(&self, tenant: &Arc<str>, outcome: &'static str) -> Arc<str> {
         let mut names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_named = names.contains(tenant) || names.len() < self.most && names.insert(Arc::clone(tenant));
+        let name = (Arc::clone(tenant), outcome);
+        let is_named = names.contains(&name) || names.len() < self.most && names.insert(name);
         if is_named { Arc::clone(tenant) } else { metrics::OTHER_TENANTS.into() }
     }
 }
@@ -110,7 +111,7 @@ impl Histograms {
                 self.wait_seconds.record(since(*began).as_secs_f64(), &attributes);
             }
             Notice::PinWaited { tenant, session, call, since: began, end } => {
-                let tenant = self.pin_tenants.series_name(tenant);
+                let tenant = self.pin_tenants.series_name(tenant, outcome_name(*end));
                 let seconds = since(*began).as_secs_f64();
                 let attributes = [KeyValue::new(metrics::TENANT, Arc::clone(&tenant)), outcome(*end)];
                 self.pin_seconds.record(seconds, &attributes);
@@ -147,11 +148,13 @@ mod tests {
 
     #[test]
     fn tenants_beyond_the_bound_are_other() {
-        let tenants = NamedTenants::new(3 * PIN_SERIES_PER_TENANT);
-        let names = ["a", "b", "c", "d", "a"].map(|name| tenants.series_name(&name.into()));
+        let tenants = NamedTenants::new((3 + WAIT_ENDS.len()) * PIN_SERIES);
+        let waits = [("a", "served"), ("a", "refused"), ("b", "served"), ("c", "served"), ("b", "left")];
+        let names = waits.map(|(tenant, outcome)| tenants.series_name(&tenant.into(), outcome));
         assert_eq!(
             names.each_ref().map(|name| &**name),
-            ["a", "b", metrics::OTHER_TENANTS, metrics::OTHER_TENANTS, "a"]
+            ["a", "a", "b", metrics::OTHER_TENANTS, metrics::OTHER_TENANTS]
         );
+        assert_eq!(&*tenants.series_name(&"a".into(), "served"), "a");
     }
 }

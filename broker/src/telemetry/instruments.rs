@@ -29,9 +29,8 @@ use prometheus::TextEncoder;
 use super::{
     call_durations::CallDurations,
     counters::Counters,
-    ended_move::MoveKind,
     exemplars::Exemplars,
-    figures::{Figures, NamedTenants, Snapshot, series_per_tenant},
+    figures::{self, Figures, NamedTenants, Snapshot, series_per_tenant},
     histograms::Histograms,
     metrics::{self, Definition, MetricKind},
     move_counters::MoveCounters,
@@ -40,6 +39,8 @@ use super::{
     series,
     tenant_counters::TenantCounters,
 };
+
+use crate::reactor::Clock;
 
 /// All tiers.
 const TIERS: [Tier; 3] = [Tier::Device, Tier::Host, Tier::Disk];
@@ -51,6 +52,8 @@ pub(super) struct Instruments {
     reader: Reader,
     sources: Arc<Sources>,
     named_tenants: Mutex<NamedTenants>,
+    /// The broker's clock.
+    clock: Clock,
     pub(super) calls: CallDurations,
     pub(super) revocations: Histogram<f64>,
     pub(super) histograms: Histograms,
@@ -65,8 +68,6 @@ pub(super) struct Sources {
     pub(super) moves: MoveCounters,
     pub(super) pressures: PressureCounters,
     pub(super) tenants: TenantCounters,
-    /// The most series of one metric by tenant.
-    pub(super) series_max: usize,
     /// A weak reference: telemetry lives as long as the process and must not keep the driver alive.
     driver: Weak<dyn Driver>,
 }
@@ -88,6 +89,7 @@ impl Instruments {
         counters: Arc<Counters>,
         series_max: usize,
         driver: &Arc<dyn Driver>,
+        clock: Clock,
     ) -> Result<Self, OTelSdkError> {
         let devices = driver.devices().len();
         let prometheus = prometheus::Registry::new();
@@ -97,7 +99,7 @@ impl Instruments {
             .build()?;
         let reader = Reader(Arc::new(exporter));
         // `NamedTenants` keeps to the limit, except if one tenant is on very many devices.
-        let series_each = series_per_tenant(TIERS).max(MoveKind::ON_DEVICE);
+        let series_each = series_per_tenant(TIERS);
         let limit = series_max.max(series_each.saturating_mul(devices));
         let by_tenant = metrics::ALL.iter().filter(|metric| metric.is_by_tenant()).map(|metric| metric.name);
         let by_tenant: Vec<_> = by_tenant.collect();
@@ -109,11 +111,11 @@ impl Instruments {
                 wide.then(|| Stream::builder().with_cardinality_limit(limit).build().ok()).flatten()
             })
             .build();
-        let moves = MoveCounters::new(series_max, devices);
+        let moves = MoveCounters::default();
         let pressures = PressureCounters::new(devices);
         let (figures, driver) = (Mutex::default(), Arc::downgrade(driver));
         let tenants = TenantCounters::new(series_max);
-        let sources = Arc::new(Sources { figures, counters, moves, pressures, tenants, series_max, driver });
+        let sources = Arc::new(Sources { figures, counters, moves, pressures, tenants, driver });
         let meter = provider.meter("vramd");
         for (definition, series) in series::OBSERVED {
             observe(&meter, definition, *series, Arc::clone(&sources));
@@ -132,6 +134,7 @@ impl Instruments {
             reader,
             sources,
             named_tenants,
+            clock,
             calls,
             revocations,
             histograms,
@@ -178,7 +181,9 @@ impl Instruments {
     fn refresh(&self, snapshot: Snapshot) -> MutexGuard<'_, NamedTenants> {
         self.calls.flush();
         let mut named_tenants = self.named_tenants.lock().unwrap_or_else(PoisonError::into_inner);
-        let figures = named_tenants.compute_figures(snapshot);
+        let now = self.clock.now();
+        let refused = self.sources.tenants.refused_within(figures::HOLD, now);
+        let figures = named_tenants.compute_figures(snapshot, &refused, now);
         *self.sources.figures.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(figures);
         named_tenants
     }

@@ -223,15 +223,15 @@ pub const MIGRATIONS: Definition = count(
     MetricKind::Counter,
     "vramd.migrations",
     "{part}",
-    &[TENANT, HW_ID, MIGRATION_DIRECTION, MIGRATION_FROM, MIGRATION_TO, MIGRATION_CAUSE, MIGRATION_OUTCOME],
-    "Parts whose migration or write-back ended, by outcome. When no series are left, new combinations are counted for the tenant `_other` from then on.",
+    &[HW_ID, MIGRATION_DIRECTION, MIGRATION_FROM, MIGRATION_TO, MIGRATION_CAUSE, MIGRATION_OUTCOME],
+    "Parts whose migration or write-back ended, by outcome.",
     "If `failed` grows, the log names the reason. If `stopped` grows, parts leave that programs use: raise `cold_after_ms`.",
 );
 pub const MIGRATION_IO: Definition = count(
     MetricKind::Counter,
     "vramd.migration.io",
     "By",
-    &[TENANT, HW_ID, MIGRATION_DIRECTION, MIGRATION_FROM, MIGRATION_TO, MIGRATION_CAUSE, MIGRATION_OUTCOME],
+    &[HW_ID, MIGRATION_DIRECTION, MIGRATION_FROM, MIGRATION_TO, MIGRATION_CAUSE, MIGRATION_OUTCOME],
     "The sizes of the parts in `vramd.migrations`. Only parts with the outcome `moved` were copied in full.",
     "Much `demand` in both directions: the programs of one moment use more than the device ([what helps](../operations/runbook.md#memory-comes-and-goes)).",
 );
@@ -247,9 +247,25 @@ pub const MIGRATION_USED: Definition = count(
     MetricKind::Counter,
     "vramd.migration.used",
     "By",
-    &[TENANT, HW_ID, MIGRATION_CAUSE],
+    &[HW_ID, MIGRATION_CAUSE],
     "Bytes of `vramd.migration.io` (`in`, `moved`) that the daemon sent to a client for mapping before they left again. The rest was fetched for nothing.",
     "If it falls behind the fetched bytes, memory is fetched for nothing: [find the cause](../operations/runbook.md#memory-comes-and-goes).",
+);
+pub const TENANT_MIGRATION_IO: Definition = count(
+    MetricKind::Counter,
+    "vramd.tenant.migration.io",
+    "By",
+    &[TENANT, MIGRATION_DIRECTION, MIGRATION_CAUSE],
+    "Bytes of a tenant that were copied: its share of `vramd.migration.io` with the outcome `moved`. `demand` begins with zeros; a series of another cause begins with the first copy.",
+    "Much `demand` in both directions: its programs use more than they have room for ([what helps](../operations/runbook.md#memory-comes-and-goes)).",
+);
+pub const TENANT_MIGRATION_USED: Definition = count(
+    MetricKind::Counter,
+    "vramd.tenant.migration.used",
+    "By",
+    &[TENANT],
+    "Bytes of a tenant in `vramd.migration.used`.",
+    "If it falls behind the tenant's fetched bytes, memory is fetched for nothing: [find the cause](../operations/runbook.md#memory-comes-and-goes).",
 );
 pub const MIGRATION_DURATION: Definition = Definition {
     name: "vramd.migration.duration",
@@ -368,7 +384,7 @@ pub const PIN_WAIT: Definition = Definition {
     name: "vramd.pin.wait",
     kind: MetricKind::Histogram,
     unit: "s",
-    meaning: "Time from a client's pin call until the whole pin set is mapped. Only pin sets with a part that was not on its device are counted. When no series are left, further tenants are counted for the tenant `_other`.",
+    meaning: "Time from a client's pin call until the whole pin set is mapped. Only pin sets with a part that was not on its device are counted.",
     action: "If it grows, programs slow down: [compare three other histograms](../operations/runbook.md#pins-take-long).",
     attributes: &[TENANT, WAIT_OUTCOME],
     boundaries: SECONDS_MIGRATION,
@@ -491,7 +507,7 @@ pub const TENANT_REFUSALS: Definition = count(
     "vramd.tenant.refusals",
     "{refusal}",
     &[TENANT, REFUSAL_REASON],
-    "Refusals to sessions of a tenant, by reason. When no series are left, further tenants are counted for the tenant `_other`.",
+    "Refusals to sessions of a tenant, by reason. `QUOTA_LIMIT`, `DEVICE_FULL`, `DEADLINE` and `PIN_STALLED` begin with a zero; a series of another reason begins with the first refusal.",
     "Ask the tenant whether its programs suffer, and look up the reason in [the page of errors](errors.md).",
 );
 pub const BUILD_INFO: Definition = count(
@@ -615,6 +631,8 @@ pub const ALL: &[&Definition] = &[
     &MIGRATION_IO,
     &EVICTIONS,
     &MIGRATION_USED,
+    &TENANT_MIGRATION_IO,
+    &TENANT_MIGRATION_USED,
     &MIGRATION_DURATION,
     &MIGRATION_SIZE,
     &DRIVER_SIMULATED,

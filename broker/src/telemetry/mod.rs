@@ -119,7 +119,7 @@ impl Telemetry {
         let Some(shared) = self.0 else { return };
         shared.metrics.moves().forget_gone(notice);
         shared.metrics.pressures().count(notice);
-        shared.metrics.tenants().count(notice);
+        shared.metrics.tenants().count(notice, || shared.clock.now());
         let wait = shared.metrics.histograms.record_wait(notice, |began| shared.elapsed(began));
         if let (Some(wait), Some(traces)) = (wait, &shared.traces) {
             let span = traces.pins().span_of(wait.session, wait.call);
@@ -130,6 +130,7 @@ impl Telemetry {
         }
         if let Some(ended) = EndedMove::of(notice) {
             shared.metrics.moves().count(&ended);
+            shared.metrics.tenants().count_copied(&ended, shared.clock.now());
             let took = shared.elapsed(ended.began);
             shared.metrics.histograms.record_move(&ended, took);
             if let Some(traces) = &shared.traces {
@@ -202,7 +203,12 @@ impl Telemetry {
                     traces.prefetches().told((channel, *number), state);
                 }
             }
-            DaemonFrame::Map(parts) => shared.metrics.moves().count_used(parts.iter().map(|sent| sent.part)),
+            DaemonFrame::Map(parts) => {
+                let report = |tenant: &str, bytes| {
+                    shared.metrics.tenants().count_used(tenant, bytes, shared.clock.now());
+                };
+                shared.metrics.moves().count_used(parts.iter().map(|sent| sent.part), report);
+            }
             DaemonFrame::Revoke { parts, reason } => {
                 let span = shared.traces.as_ref().and_then(|traces| traces.begin_revocation(parts, *reason));
                 shared.revocations().begin(channel, frame, span);

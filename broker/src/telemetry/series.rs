@@ -1,13 +1,10 @@
 //! Computes the series of each observed metric.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    time::Duration,
-};
+use std::{collections::BTreeMap, time::Duration};
 
 use broker_core::{DeviceView, Pressure, Tier, TierView};
 use opentelemetry::{KeyValue, Value};
-use vramd_types::{Bytes, CopyClass, DeviceIndex};
+use vramd_types::{Bytes, CopyClass};
 
 use super::{
     ended_move::MoveKind,
@@ -69,6 +66,8 @@ pub(super) const OBSERVED: &[(&Definition, Series)] = &[
     (&metrics::MIGRATIONS, |sources, observe| migrations(sources, observe, |count| count.parts)),
     (&metrics::MIGRATION_IO, |sources, observe| migrations(sources, observe, |count| count.bytes)),
     (&metrics::MIGRATION_USED, migration_used),
+    (&metrics::TENANT_MIGRATION_IO, tenant_migrations),
+    (&metrics::TENANT_MIGRATION_USED, tenant_migration_used),
     (&metrics::DRIVER_SIMULATED, |sources, observe| {
         sources.driver().into_iter().for_each(|driver| observe(u64::from(driver.name() == SIM), &[]));
     }),
@@ -154,15 +153,7 @@ fn quota_usage(sources: &Sources, observe: &mut dyn FnMut(u64, &[KeyValue])) {
     for (account, balance) in &sources.figures().tenants {
         let [tenant, device, tier] = place(account);
         let mut attributes = [tenant, device, tier, text(metrics::MEMORY_STATE, "")];
-        let states = [
-            ("clean", balance.clean),
-            ("dirty", balance.dirty),
-            ("backing", balance.backing),
-            ("reserved", balance.reserved),
-            ("cached", balance.cached),
-            ("unreturned", balance.unreturned),
-        ];
-        for (state, bytes) in states {
+        for (state, bytes) in balance.states() {
             attributes[3].value = Value::from(state);
             observe(bytes.get(), &attributes);
         }
@@ -356,59 +347,74 @@ fn link_io(sources: &Sources, observe: &mut dyn FnMut(u64, &[KeyValue])) {
     }
 }
 
-/// Observes the moves of each tenant, device and kind. Kinds that did not happen yet are zero, as long as all fit.
+/// Observes the moves of each device and kind. Kinds that can happen and did not are zero.
 fn migrations(sources: &Sources, observe: &mut dyn FnMut(u64, &[KeyValue]), value: fn(&Count) -> u64) {
-    let figures = sources.figures();
-    let counted = sources.moves.by_tenant();
-    let mut left = sources.series_max.saturating_sub(counted.values().map(BTreeMap::len).sum());
-    let known = figures.sessions_of.keys().chain(figures.allocations_of.keys()).chain(counted.keys());
-    let known: BTreeSet<&String> = known.collect();
-    for tenant in known {
-        let counts = counted.get(tenant);
-        for device in &figures.devices {
-            let has = (device.host.is_some(), device.disk.is_some());
-            let missing = MoveKind::all(device.index, has)
-                .filter(|kind| !counts.is_some_and(|it| it.contains_key(kind)));
-            let missing: Vec<MoveKind> = missing.collect();
-            let zeros = if missing.len() <= left { &missing[..] } else { &[] };
-            left -= zeros.len();
-            let of_device = counts.into_iter().flatten().filter(|(kind, _)| kind.device == device.index);
-            let happened = of_device.map(|(kind, count)| (kind, value(count)));
-            for (kind, value) in happened.chain(zeros.iter().map(|kind| (kind, 0))) {
-                let attributes = [
-                    text(metrics::TENANT, tenant.clone()),
-                    text(metrics::HW_ID, device.uuid.clone()),
-                    text(metrics::MIGRATION_DIRECTION, kind.direction),
-                    text(metrics::MIGRATION_FROM, kind.from),
-                    text(metrics::MIGRATION_TO, kind.to),
-                    text(metrics::MIGRATION_CAUSE, kind.cause),
-                    text(metrics::MIGRATION_OUTCOME, kind.outcome),
-                ];
-                observe(value, &attributes);
-            }
+    let counted = sources.moves.by_kind();
+    for device in &sources.figures().devices {
+        let has = (device.host.is_some(), device.disk.is_some());
+        let mut values: BTreeMap<_, _> = MoveKind::all(device.index, has).map(|kind| (kind, 0)).collect();
+        let of_device = counted.iter().filter(|(kind, _)| kind.device == device.index);
+        values.extend(of_device.map(|(kind, count)| (*kind, value(count))));
+        for (kind, value) in values {
+            let attributes = [
+                text(metrics::HW_ID, device.uuid.clone()),
+                text(metrics::MIGRATION_DIRECTION, kind.direction),
+                text(metrics::MIGRATION_FROM, kind.from),
+                text(metrics::MIGRATION_TO, kind.to),
+                text(metrics::MIGRATION_CAUSE, kind.cause),
+                text(metrics::MIGRATION_OUTCOME, kind.outcome),
+            ];
+            observe(value, &attributes);
         }
     }
 }
 
 /// Observes the bytes of arrivals that were used, whatever tier they came from.
 fn migration_used(sources: &Sources, observe: &mut dyn FnMut(u64, &[KeyValue])) {
-    let figures = sources.figures();
-    let mut used: BTreeMap<(String, DeviceIndex, &str), u64> = BTreeMap::new();
-    for (tenant, counts) in sources.moves.by_tenant() {
-        for (kind, count) in counts.iter().filter(|(kind, _)| kind.is_arrival()) {
-            let sum = used.entry((tenant.clone(), kind.device, kind.cause)).or_default();
+    let counted = sources.moves.by_kind();
+    for device in &sources.figures().devices {
+        let mut used: BTreeMap<&str, u64> = BTreeMap::new();
+        let of_device = counted.iter().filter(|(kind, _)| kind.device == device.index && kind.is_arrival());
+        for (kind, count) in of_device {
+            let sum = used.entry(kind.cause).or_default();
             *sum = sum.saturating_add(count.used);
         }
+        for (cause, bytes) in used {
+            let attributes =
+                [text(metrics::HW_ID, device.uuid.clone()), text(metrics::MIGRATION_CAUSE, cause)];
+            observe(bytes, &attributes);
+        }
     }
-    for ((tenant, device, cause), bytes) in used {
-        let Some(device) = figures.devices.iter().find(|it| it.index == device) else { continue };
-        let attributes = [
-            text(metrics::TENANT, tenant),
-            text(metrics::HW_ID, device.uuid.clone()),
-            text(metrics::MIGRATION_CAUSE, cause),
-        ];
-        observe(bytes, &attributes);
+}
+
+/// Observes the copied bytes of each tenant. Where there is no tier below a device they are not zero, but absent.
+fn tenant_migrations(sources: &Sources, observe: &mut dyn FnMut(u64, &[KeyValue])) {
+    let has_tiers = has_tiers_below(sources);
+    for (tenant, counts) in sources.tenants.by_tenant() {
+        for ((direction, cause), bytes) in counts.copied {
+            if has_tiers || bytes > 0 {
+                let attributes = [
+                    text(metrics::TENANT, tenant.clone()),
+                    text(metrics::MIGRATION_DIRECTION, direction),
+                    text(metrics::MIGRATION_CAUSE, cause),
+                ];
+                observe(bytes, &attributes);
+            }
+        }
     }
+}
+
+fn tenant_migration_used(sources: &Sources, observe: &mut dyn FnMut(u64, &[KeyValue])) {
+    let has_tiers = has_tiers_below(sources);
+    for (tenant, counts) in sources.tenants.by_tenant() {
+        if has_tiers || counts.used > 0 {
+            observe(counts.used, &[text(metrics::TENANT, tenant)]);
+        }
+    }
+}
+
+fn has_tiers_below(sources: &Sources) -> bool {
+    sources.figures().devices.iter().any(|device| tiers_below(device).next().is_some())
 }
 
 fn build_info(sources: &Sources, observe: &mut dyn FnMut(u64, &[KeyValue])) {
@@ -419,7 +425,7 @@ fn build_info(sources: &Sources, observe: &mut dyn FnMut(u64, &[KeyValue])) {
 
 fn tenant_refusals(sources: &Sources, observe: &mut dyn FnMut(u64, &[KeyValue])) {
     for (tenant, counts) in sources.tenants.by_tenant() {
-        for (reason, count) in counts.refusals() {
+        for (reason, count) in counts.refusals {
             let tenant = text(metrics::TENANT, tenant.clone());
             observe(count, &[tenant, text(metrics::REFUSAL_REASON, reason.name())]);
         }

@@ -129,9 +129,9 @@ impl TelemetrySetup {
             .build()
             .map_err(|error| failed("start a runtime", &error))?;
         let resource = resource(&facts);
-        let metrics =
-            Instruments::new(resource.clone(), Arc::clone(&counters), config.cardinality_max, facts.links)
-                .map_err(|error| failed("make instruments", &error))?;
+        let (series_max, driver) = (config.cardinality_max, facts.links);
+        let metrics = Instruments::new(resource.clone(), Arc::clone(&counters), series_max, driver, clock)
+            .map_err(|error| failed("make instruments", &error))?;
         let page = (config.web_page && listener.is_some()).then(|| {
             let (driver, boot_epoch) = (facts.driver.to_owned(), facts.boot_epoch);
             let page = Facts { host: host_name(), version: env!("CARGO_PKG_VERSION"), driver, boot_epoch };

@@ -30,9 +30,7 @@ pub(super) fn run() -> Result<Value> {
 
 /// A node with series for every tenant.
 pub(super) fn config(devices: usize) -> Config {
-    Config::devices(&vec!["64GiB"; devices])
-        .telemetry("prometheus_listen = \"127.0.0.1:0\"")
-        .telemetry("cardinality_max = 10000")
+    Config::devices(&vec!["64GiB"; devices]).telemetry("prometheus_listen = \"127.0.0.1:0\"")
 }
 
 pub(super) fn set_quotas(daemon: &Daemon, tenants: usize) {
@@ -65,6 +63,7 @@ fn of(tenants: usize, devices: usize) -> Result<Value> {
     )?;
     Ok(json!({
         "tenants": tenants, "devices": devices, "series": series, "bytes": bytes, "times": times.json(),
+        "cardinality_max": vramd::config::Telemetry::default().cardinality_max,
         "page": { "bytes": page.len(), "times": page_times.json() },
     }))
 }

@@ -60,6 +60,9 @@ In a cluster with the Prometheus operator the chart does all of this: `metrics.s
 The dashboards use no recorded series, so they also work without the rules; only the two panels of alerts stay empty. A
 panel of an amount that is zero stays empty too, because the daemon has no series for it.
 
+The tenant `_other` is the sum of all tenants that have no series of their own. Which ones have them, and when to raise
+`telemetry.cardinality_max`, says [many tenants](telemetry.md#many-tenants).
+
 The pictures below are the panels' real data: two minutes of two simulated nodes, one of them under load, scraped every
 three seconds. `make dashboard-pictures` draws them anew.
 ";

@@ -151,8 +151,8 @@ fn a_model_four_times_the_device_streams_beside_another_tenants_demand() {
         waits
     });
     let fetched = |tenant: &str, cause: &str| {
-        let labels = [tenant, cause, "direction=\"in\"", "outcome=\"moved\""];
-        metric(&daemon, "vramd_migrations_total", &labels).unwrap_or(0)
+        let labels = [tenant, cause, "direction=\"in\""];
+        metric(&daemon, "vramd_tenant_migration_io_bytes_total", &labels).unwrap_or(0) / PART_LEN
     };
     until("each pin is counted as demand", || fetched("\"night\"", "\"demand\"") >= waits.len());
     let ahead = fetched(client.tenant(), "\"prefetch\"");

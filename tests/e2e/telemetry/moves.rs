@@ -68,9 +68,11 @@ fn written_back_bytes_are_clean_and_counted_by_cause() {
     daemon.admin.write_back_parts(request).ok();
     until_said(&daemon, "vramd_quota_usage_bytes", &[&tenant, "device", "clean"], mib(2));
     until_said(&daemon, "vramd_quota_usage_bytes", &[&tenant, "device", "dirty"], mib(2));
-    let counted = [tenant.as_str(), "out", "write_back", "moved"];
+    let counted = ["out", "write_back", "moved"];
     until_said(&daemon, "vramd_migrations_total", &counted, 1.0);
     until_said(&daemon, "vramd_migration_io_bytes_total", &counted, mib(2));
+    let of_tenant = [tenant.as_str(), "out", "write_back"];
+    until_said(&daemon, "vramd_tenant_migration_io_bytes_total", &of_tenant, mib(2));
     session.free(id);
     assert_nothing_left(&daemon);
 }
@@ -105,13 +107,17 @@ fn moves_and_waits_are_measured_by_kind_and_cause() {
         [("out", "operator", "moved"), ("in", "demand", "moved"), ("out", "operator", "clean")]
     {
         let labels = [direction, cause, outcome];
-        let all = [&[tenant.as_str()], &labels[..]].concat();
-        until_said(&daemon, "vramd_migrations_total", &all, 4.0);
-        until_said(&daemon, "vramd_migration_io_bytes_total", &all, mib(8));
+        until_said(&daemon, "vramd_migrations_total", &labels, 4.0);
+        until_said(&daemon, "vramd_migration_io_bytes_total", &labels, mib(8));
         until_said(&daemon, "vramd_migration_duration_seconds_count", &labels, 4.0);
         until_said(&daemon, "vramd_migration_size_bytes_sum", &labels, mib(8));
     }
-    until_said(&daemon, "vramd_migration_used_bytes_total", &[&tenant, "demand"], mib(8));
+    until_said(&daemon, "vramd_migration_used_bytes_total", &["demand"], mib(8));
+    for (direction, cause) in [("out", "operator"), ("in", "demand")] {
+        let of_tenant = [tenant.as_str(), direction, cause];
+        until_said(&daemon, "vramd_tenant_migration_io_bytes_total", &of_tenant, mib(8));
+    }
+    until_said(&daemon, "vramd_tenant_migration_used_bytes_total", &[&tenant], mib(8));
     until_said(&daemon, "vramd_migration_queue_wait_seconds_count", &["part", "served"], 4.0);
     until_said(&daemon, "vramd_pin_wait_seconds_count", &[&tenant, "served"], 1.0);
     assert!(value(&scrape(&daemon), "vramd_pin_wait_seconds_sum", &[&tenant, "served"]) > 0.0);

@@ -1,10 +1,13 @@
 //! `/metrics`: its figures are those of operators, and a real Prometheus takes it.
 
+use std::path::PathBuf;
+
 use vramd::telemetry::metrics;
 use vramd_proto::v1::Hello;
 use vramd_tests::{
     Config, Daemon, MIB, RawSession, http,
     prometheus::{Prometheus, lint},
+    rules,
     session::{hello, persistent, spec},
     wait::until,
 };
@@ -143,16 +146,47 @@ fn a_real_prometheus_scrapes_it() {
     prometheus.until("sum(vramd_sessions)", 1.0);
 }
 
-#[test]
-fn tenants_beyond_the_limit_are_summed() {
-    let daemon = Daemon::start(&measured().telemetry("cardinality_max = 512"));
+/// A node whose tenants have more series than fit.
+fn many_tenants() -> Daemon {
+    let config = Config { devices: vec!["256MiB".into(); 8], ..measured() };
+    let daemon = Daemon::start(&config.telemetry("cardinality_max = 512"));
     for tenant in 0..150 {
         daemon.set_quota(&format!("team-{tenant:03}"), "1MiB", "10MiB");
     }
+    daemon
+}
+
+/// All series are taken when the tenant comes, and those before it in the alphabet do nothing.
+#[test]
+fn a_tenant_at_its_limit_is_seen_among_more_than_have_series() {
+    let daemon = many_tenants();
+    let rules = rules::files();
+    let prometheus = Prometheus::ruled(&[address(&daemon)], &rules.each_ref().map(PathBuf::as_path));
+    prometheus.until("count(vramd_quota_limit_bytes{vramd_tenant=\"team-000\"})", 8.0);
+    let mut session = daemon.open();
+    let tenant = session.tenant().to_owned();
+    daemon.set_quota(&tenant, "", "4MiB");
+    session.allocate(spec(4 * MIB));
+    let of_tenant = format!("vramd_tenant=\"{tenant}\"");
+    prometheus.until(&format!("tenant_place:vramd_quota_fill:ratio{{{of_tenant}}} > 0"), 1.0);
+    prometheus.until(
+        &format!("vramd_tenant_refusals_total{{vramd_refusal_reason=\"QUOTA_LIMIT\",{of_tenant}}}"),
+        0.0,
+    );
+    session.refused(spec(2 * MIB)).is(Reason::QuotaLimit);
+    prometheus.until(&format!("ALERTS{{alertname=\"VramdTenantAtLimit\",{of_tenant}}}"), 1.0);
+    assert!(scrape(&daemon).contains("vramd_tenant=\"_other\""));
+}
+
+#[test]
+fn tenants_beyond_the_limit_are_summed() {
+    let daemon = many_tenants();
     let scrape = scrape(&daemon);
     let named = scrape.lines().filter(|line| line.starts_with("vramd_quota_limit_bytes{")).count();
-    assert_eq!(named, 512 / 5, "one of them is all the others");
-    assert_eq!(sum(&scrape, "vramd_quota_limit_bytes{"), (150 * 10 * MIB) as f64);
+    // Beside eight devices with five states of memory each.
+    let tenants = (512 - 8 * 5) / 8;
+    assert_eq!(named, (tenants + 1) * 8, "one of them is all the others");
+    assert_eq!(sum(&scrape, "vramd_quota_limit_bytes{"), (150 * 8 * 10 * MIB) as f64);
     assert!(scrape.contains("vramd_tenant=\"_other\""));
     assert!(!scrape.contains("overflow"), "{scrape}");
 }

@@ -126,12 +126,12 @@ pub(super) const DASHBOARD: Dashboard = Dashboard {
         ),
         panel(
             "Why does its memory move?",
-            "Copied bytes a second by direction and cause. Much `demand` in both directions: too little memory for its programs.",
+            "Copied bytes a second on all devices, by direction and cause. Much `demand` both ways: too little memory for its programs.",
             BytesPerSecond,
             Stack,
             &[query(
                 "{{vramd_migration_direction}}, {{vramd_migration_cause}}",
-                r#"sum by (vramd_migration_direction, vramd_migration_cause) (rate(vramd_migration_io_bytes_total{instance=~"$instance",hw_id=~"$device",vramd_tenant="$tenant",vramd_migration_outcome="moved"}[$__rate_interval])) > 0"#,
+                r#"sum by (vramd_migration_direction, vramd_migration_cause) (rate(vramd_tenant_migration_io_bytes_total{instance=~"$instance",vramd_tenant="$tenant"}[$__rate_interval])) > 0"#,
             )],
         ),
         panel(
@@ -141,7 +141,7 @@ pub(super) const DASHBOARD: Dashboard = Dashboard {
             Lines,
             &[query(
                 "used",
-                r#"sum(rate(vramd_migration_used_bytes_total{instance=~"$instance",hw_id=~"$device",vramd_tenant="$tenant"}[$__rate_interval])) / sum(rate(vramd_migration_io_bytes_total{instance=~"$instance",hw_id=~"$device",vramd_tenant="$tenant",vramd_migration_direction="in",vramd_migration_outcome="moved"}[$__rate_interval]))"#,
+                r#"sum(rate(vramd_tenant_migration_used_bytes_total{instance=~"$instance",vramd_tenant="$tenant"}[$__rate_interval])) / sum(rate(vramd_tenant_migration_io_bytes_total{instance=~"$instance",vramd_tenant="$tenant",vramd_migration_direction="in"}[$__rate_interval]))"#,
             )],
         ),
         panel(

@@ -270,8 +270,7 @@ fn moves_are_reported_to_watches_and_counted() {
     assert_eq!(sum("vramd_memory_capacity_bytes{", &[host]), 4.0 * bytes);
     for (direction, outcome) in [("out", "moved"), ("in", "failed")] {
         let labels = [
-            tenant.as_str(),
-            &format!("vramd_migration_direction=\"{direction}\""),
+            &*format!("vramd_migration_direction=\"{direction}\""),
             &format!("vramd_migration_outcome=\"{outcome}\""),
         ];
         assert_eq!(sum("vramd_migrations_total{", &labels), 1.0, "{scrape}");
