@@ -82,7 +82,8 @@ impl NodeReport {
         let DaemonReadings { version, driver, driver_reason: reason, .. } = &self.daemon;
         let platform = diagnosis.detected.platform;
         if driver == SIM && started.config.driver.kind == config::DriverKind::Auto {
-            tracing::warn!(%platform, driver, reason, version, boot_epoch, "SIMULATED memory is served, and no GPU's");
+            let memory = "SIMULATED, and no GPU's";
+            tracing::warn!(memory, %platform, driver, reason, version, boot_epoch, "node found");
         } else {
             tracing::info!(%platform, driver, reason, version, boot_epoch, "node found");
         }

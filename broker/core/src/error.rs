@@ -2,7 +2,7 @@
 
 use std::{fmt, time::Duration};
 
-use vramd_types::{AllocationId, Bytes, PartIndex, Reason, SessionId, WaitId, printable};
+use vramd_types::{AllocationId, Bytes, PartIndex, PrefetchNumber, Reason, SessionId, WaitId, printable};
 
 use crate::event::Tier;
 
@@ -748,7 +748,11 @@ impl fmt::Display for Refusal {
                 )
             }
             Self::WaitOver { within, waited } => {
-                write!(f, "the pin was not answered within {} ms: {waited}", within.as_millis())?;
+                if within.is_zero() {
+                    write!(f, "the pin would have to wait, and may not: {waited}")?;
+                } else {
+                    write!(f, "the pin was not answered within {} ms: {waited}", within.as_millis())?;
+                }
                 write!(f, ". Allow more time, or pin fewer parts")
             }
             Self::NoRoom { waited, what, .. } => {
@@ -770,7 +774,8 @@ impl fmt::Display for Refusal {
             Self::PrefetchNotFound { session, number } => {
                 write!(
                     f,
-                    "{session} has no prefetch {number}. `vramctl prefetch list` shows those that have not ended"
+                    "{session} has no prefetch {}. `vramctl prefetch list` shows those that have not ended",
+                    PrefetchNumber(*number)
                 )
             }
             Self::BatchNotWaiting { request_id } => write!(

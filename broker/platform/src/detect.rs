@@ -62,6 +62,9 @@ pub struct Detected {
     pub because: Vec<String>,
     /// Devices of another platform, with it.
     pub others: Vec<(String, Platform)>,
+    /// If the devices are simulated: the platform that the kernel shows for the node itself.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub node: Option<Platform>,
 }
 
 /// Models whose device and host memory is one, as far as the kernel module names them.
@@ -98,7 +101,12 @@ fn by_devices(readings: &Readings, devices: &[DeviceReadings]) -> Detected {
     }
     let is_simulated = deciding.iter().any(|device| device.simulated.is_some());
     let certainty = if is_simulated { Certainty::Simulated } else { Certainty::Certain };
-    Detected { platform, certainty, because, others }
+    let node = is_simulated.then(|| {
+        let node = by_kernel(readings);
+        because.extend(node.because);
+        node.platform
+    });
+    Detected { platform, certainty, because, others, node }
 }
 
 fn of_device(readings: &Readings, device: &DeviceReadings) -> Platform {
@@ -128,8 +136,13 @@ fn is_cdmm(readings: &Readings) -> bool {
 
 fn by_kernel(readings: &Readings) -> Detected {
     let nvidia = &readings.nvidia;
-    let found =
-        |platform, because| Detected { platform, certainty: Certainty::Likely, because, others: Vec::new() };
+    let found = |platform, because| Detected {
+        platform,
+        certainty: Certainty::Likely,
+        because,
+        others: Vec::new(),
+        node: None,
+    };
     if nvidia.models.is_empty() && nvidia.pci_devices.is_empty() {
         let because = "neither NVIDIA's kernel module nor the PCI bus shows a GPU".to_owned();
         return found(Platform::NoGpu, vec![because]);

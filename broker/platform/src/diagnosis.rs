@@ -105,6 +105,9 @@ fn follows(readings: &Readings, detected: &Detected) -> Vec<String> {
         ],
     };
     let mut lines: Vec<String> = lines.iter().map(|line| (*line).to_owned()).collect();
+    if detected.certainty == Certainty::Simulated {
+        lines.insert(0, "the memory is simulated (driver `sim`): for tests, no GPU is served".to_owned());
+    }
     if detected.platform == Platform::Discrete
         && detected.certainty == Certainty::Likely
         && readings.nvidia.open_module == Some(true)
@@ -171,12 +174,11 @@ fn limits(readings: &Readings, detected: &Detected, share: HostShare) -> Vec<Fin
     let mut add = |about, text: String, set: &str| found.push(Finding { about, text, set: set.to_owned() });
     let process = &readings.process;
     let daemon = readings.daemon.as_ref();
+    let has_gpu = detected.platform != Platform::NoGpu && detected.certainty != Certainty::Simulated;
     let host = daemon.map_or_else(|| share.each.get(), |daemon| daemon.host_bytes);
 
     let unlocked = !process.may_lock_all && daemon.is_none_or(|daemon| daemon.host_locked_by_daemon);
-    if let Some(limit) =
-        process.locked_memory_bytes.filter(|_| unlocked && detected.platform != Platform::NoGpu)
-    {
+    if let Some(limit) = process.locked_memory_bytes.filter(|_| unlocked && has_gpu) {
         let text = format!(
             "the process may lock {}; it counts where the driver pins in the daemon's name",
             size(limit)
@@ -237,13 +239,11 @@ fn limits(readings: &Readings, detected: &Detected, share: HostShare) -> Vec<Fin
         let text = "memory.host_size is set on a node with one pool: a part in the host takes the room of a device part";
         add("host tier", text.to_owned(), "[memory] host_size = \"auto\"");
     }
-    if readings.memory.swap_bytes == Some(0)
-        && readings.memory.available_bytes.is_some()
-        && detected.platform != Platform::NoGpu
-    {
+    if readings.memory.swap_bytes == Some(0) && readings.memory.available_bytes.is_some() && has_gpu {
         let text = "the node has no swap: pinned memory cannot be swapped, so other programs run out first";
         add("swap", text.to_owned(), "");
     }
+    let sees_no_cgroups = process.own_namespaces.iter().any(|namespace| namespace == "cgroup");
     for namespace in &process.own_namespaces {
         let (text, set) = match namespace.as_str() {
             "pid" => (
@@ -252,7 +252,7 @@ fn limits(readings: &Readings, detected: &Detected, share: HostShare) -> Vec<Fin
             ),
             "user" => (
                 "uids of clients are mapped: rules by uid see the mapped ones",
-                "rules by cgroup, or no user namespace",
+                if sees_no_cgroups { "no user namespace" } else { "rules by cgroup, or no user namespace" },
             ),
             "cgroup" => (
                 "the daemon sees cgroups below its own only, and refuses rules by cgroup",
@@ -331,13 +331,15 @@ impl fmt::Display for Finding {
 /// One block for each question, with the answer's lines indented.
 impl fmt::Display for Diagnosis {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Detected { platform, certainty, because, .. } = &self.detected;
-        let sure = match certainty {
-            Certainty::Certain => "",
-            Certainty::Likely => " (likely: no driver was asked)",
-            Certainty::Simulated => " (simulated)",
-        };
-        writeln!(f, "NODE\n  {platform}{sure}")?;
+        let Detected { platform, certainty, because, node, .. } = &self.detected;
+        let unsure = " (likely: no driver was asked)";
+        match (certainty, node) {
+            (Certainty::Certain, _) => writeln!(f, "NODE\n  {platform}"),
+            (Certainty::Simulated, Some(node)) => {
+                writeln!(f, "NODE\n  {node}{unsure}\n  simulated by vramd: {platform}")
+            }
+            (Certainty::Likely | Certainty::Simulated, _) => writeln!(f, "NODE\n  {platform}{unsure}"),
+        }?;
         let mut block = |title: &str, lines: Vec<String>| {
             if lines.is_empty() {
                 return Ok(());

@@ -5,7 +5,10 @@
 
 use std::{env, fs, path::Path};
 
-use broker_platform::{Platform, Readings, diagnose, platform};
+use broker_platform::{
+    Finding, Platform, Readings, diagnose, platform,
+    readings::{DaemonReadings, DeviceReadings, MemoryReadings, ProcessReadings},
+};
 
 const FIXTURES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures");
 
@@ -67,4 +70,51 @@ fn each_diagnosis_is_as_recorded() {
         }
     }
     assert!(differ.is_empty(), "{}", differ.join("\n"));
+}
+
+/// A daemon that simulates a device beside the readings of a node without a GPU.
+fn simulated(platform: Platform) -> Readings {
+    let device = DeviceReadings::simulated("GPU-1".to_owned(), "Simulated".to_owned(), 1 << 34, platform);
+    let daemon = DaemonReadings {
+        driver: "sim".to_owned(),
+        device_bytes: vec![1 << 34],
+        host_bytes: 1 << 32,
+        words_per_session_max: 65_536,
+        ..DaemonReadings::default()
+    };
+    Readings { devices: Some(vec![device]), daemon: Some(daemon), ..readings("no-gpu") }
+}
+
+#[test]
+fn a_node_without_a_gpu_is_the_same_with_and_without_a_daemon() {
+    let alone = diagnose(&readings("no-gpu"));
+    for plays in [Platform::Discrete, Platform::OnePool, Platform::CoherentCdmm] {
+        let beside = diagnose(&simulated(plays));
+        assert_eq!((beside.detected.platform, beside.detected.node), (plays, Some(Platform::NoGpu)));
+        let (text, first) = (beside.to_string(), alone.to_string());
+        let node = |text: &str| text.lines().take(2).map(str::to_owned).collect::<Vec<_>>();
+        assert_eq!(node(&text), node(&first), "{text}");
+        assert!(text.contains(&format!("  simulated by vramd: {plays}\n")), "{text}");
+        assert!(text.contains("no GPU is served"), "{text}");
+        let about = |limits: &[Finding]| limits.iter().map(|limit| limit.about).collect::<Vec<_>>();
+        let no_swap = Readings {
+            memory: MemoryReadings { swap_bytes: Some(0), ..simulated(plays).memory },
+            ..simulated(plays)
+        };
+        assert!(!about(&diagnose(&no_swap).limits).contains(&"swap"), "no memory of it is pinned");
+    }
+}
+
+#[test]
+fn a_user_namespace_is_not_advised_what_a_cgroup_namespace_refuses() {
+    let in_namespaces = |own: &[&str]| {
+        let asked = readings("no-gpu");
+        let own_namespaces = own.iter().map(|kind| (*kind).to_owned()).collect();
+        let process = ProcessReadings { own_namespaces, ..asked.process.clone() };
+        let limits = diagnose(&Readings { process, ..asked }).limits;
+        let is_of_users = |limit: &&Finding| limit.text.contains("own user namespace");
+        limits.iter().find(is_of_users).map(|limit| limit.set.clone()).unwrap()
+    };
+    assert_eq!(in_namespaces(&["user"]), "rules by cgroup, or no user namespace");
+    assert_eq!(in_namespaces(&["cgroup", "user"]), "no user namespace");
 }

@@ -58,7 +58,7 @@ fn check_reduced_host_tier(fake: &Fake, pinned: u64, why: &str) {
 fn has_less(daemon: &Daemon, pinned: u64, why: &str) {
     let said = format!(
         "WARN no further host memory is pinned ahead of need: moving parts wait while it is pinned \
-         node=0 pinned_bytes={pinned} problem=out of host memory: {why}"
+         node=0 pinned_bytes={pinned} problem=\"out of host memory: {why}"
     );
     until("the log says so", || daemon.log().contains(&said));
     let mut session = RawSession::open_with_pins(&daemon.sockets());

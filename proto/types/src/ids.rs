@@ -100,6 +100,42 @@ id!(
     CopyId, "c-", None
 );
 
+/// The number of a prefetch request in its session. Clients count from 1. Requests that the daemon makes for a sequence
+/// have numbers from [`Self::OWN`] on, which are printed `seq-…` and counted from there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PrefetchNumber(pub u64);
+
+impl PrefetchNumber {
+    /// The first number of the daemon's own requests.
+    pub const OWN: u64 = 1 << 63;
+    const PREFIX: &str = "seq-";
+}
+
+impl fmt::Display for PrefetchNumber {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0.checked_sub(Self::OWN) {
+            Some(number) => f.pad(&format!("{}{number}", Self::PREFIX)),
+            None => f.pad(&self.0.to_string()),
+        }
+    }
+}
+
+impl FromStr for PrefetchNumber {
+    type Err = ParseIdError;
+
+    /// Parses both printed forms, and the number of the daemon's own requests as JSON shows it.
+    fn from_str(text: &str) -> Result<Self, ParseIdError> {
+        let (digits, first) = match text.strip_prefix(Self::PREFIX) {
+            Some(digits) => (digits, Self::OWN),
+            None => (text, 0),
+        };
+        let plain = digits.bytes().all(|byte| byte.is_ascii_digit());
+        let number =
+            digits.parse::<u64>().ok().filter(|_| plain).and_then(|number| number.checked_add(first));
+        number.map(Self).ok_or_else(|| ParseIdError { text: text.to_owned(), expected: Self::PREFIX })
+    }
+}
+
 /// The number of a device in the daemon's order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DeviceIndex(pub u16);
@@ -183,5 +219,21 @@ mod tests {
         first.last = first.end - 1;
         assert!(first.next_raw().is_some_and(|last| last < 2 << 40));
         assert_eq!(first.next_raw(), None);
+    }
+
+    #[test]
+    fn numbers_of_prefetches_are_short_and_parse_again() {
+        for (number, text) in [
+            (7, "7"),
+            (PrefetchNumber::OWN + 1_101, "seq-1101"),
+            (PrefetchNumber::OWN - 1, "9223372036854775807"),
+        ] {
+            assert_eq!(PrefetchNumber(number).to_string(), text);
+            assert_eq!(text.parse(), Ok(PrefetchNumber(number)));
+            assert_eq!(number.to_string().parse(), Ok(PrefetchNumber(number)), "as JSON has it");
+        }
+        for wrong in ["", "seq-", "seq--1", "seq-9223372036854775808", "+1", "s-1", "18446744073709551616"] {
+            assert!(wrong.parse::<PrefetchNumber>().is_err(), "{wrong}");
+        }
     }
 }

@@ -22,7 +22,7 @@ pub use file_kind::file_kind_name;
 pub use file_range::file_range_problem;
 pub use ids::{
     AllocationId, BOOT_EPOCH_MAX, CopyId, DeviceIndex, ExtentId, HostNode, IdSource, ParseIdError, PartIndex,
-    SessionId, WaitId, epoch_of,
+    PrefetchNumber, SessionId, WaitId, epoch_of,
 };
 pub use printable::{printable, printable_within};
 pub use quantity::{Quantity, QuantityError};

@@ -93,18 +93,34 @@ fn a_start_says_in_five_lines_what_it_found_and_chose() {
         assert!(line.contains("INFO") && line.contains(message), "{line}");
     }
     for (line, field) in [
-        (0, "platform=discrete GPU"),
+        (0, "platform=\"discrete GPU\""),
         (0, "driver=\"sim\""),
         (1, "count=2"),
         (1, "Simulated GPU 1 32 MiB"),
         (2, "device_bytes=\"67108864, 33554432\""),
         (2, "host_pinned=\"with use\""),
-        (2, "50 % of the"),
+        (2, "host_reason=\"50 % of the"),
         (3, "open_files_max="),
         (4, "sockets="),
     ] {
         assert!(lines[line].contains(field), "{field}: {}", lines[line]);
     }
+}
+
+/// The choice of a daemon without a configuration, on a node without a GPU.
+#[test]
+fn the_first_line_of_a_start_is_the_same_where_no_gpu_is_found() {
+    let node = json_of(&alone(&["--json"]));
+    if node["diagnosis"]["detected"]["platform"] != "no-gpu" {
+        eprintln!("skipped: this node has a GPU, which the daemon would take");
+        return;
+    }
+    let config = Config { driver: "auto", ..Config::devices(&["64MiB"]) };
+    let daemon = Daemon::start(&config.log_level("info"));
+    let log = daemon.log();
+    let first = log.lines().next().unwrap_or_default();
+    let says = "WARN node found memory=\"SIMULATED, and no GPU's\" platform=\"discrete GPU\" driver=\"sim\"";
+    assert!(first.contains(says), "{log}");
 }
 
 #[test]
@@ -133,7 +149,10 @@ fn the_doctor_says_what_a_running_daemon_chose() {
         let daemon =
             Daemon::start(&Config::devices(&["64MiB"]).memory("host_size = \"32MiB\"").platform(platform));
         let text = says(&daemon);
-        assert!(text.starts_with(&format!("NODE\n  {name} (simulated)\n")), "{text}");
+        assert!(text.contains(&format!("\n  simulated by vramd: {name}\n")), "{text}");
+        // The node itself is the same with and without the daemon.
+        let without = String::from_utf8(alone(&[]).stdout).unwrap();
+        assert!(text.lines().take(2).eq(without.lines().take(2)), "{text}\n{without}");
         assert!(text.contains("host: 32 MiB for each device, pinned from the start: configured"), "{text}");
         let json = doctor(&daemon);
         assert_eq!(json["diagnosis"]["detected"]["platform"], platform);

@@ -90,6 +90,20 @@ fn an_expired_request_says_how_long_it_waited_and_who_has_the_room() {
     says(&refused, Reason::DeviceFull, &["is full: 4 MiB requested, 2 MiB available of 8 MiB"]);
 }
 
+/// Its own memory might leave, so the daemon looks for room first, which takes a moment.
+#[test]
+fn a_request_that_may_not_wait_is_told_of_no_wait() {
+    let daemon = Daemon::start(&Config::devices(&["64MiB"]).memory("host_size = \"64MiB\""));
+    let mut session = daemon.open();
+    daemon.set_quota(session.tenant(), "", "10MiB");
+    session.allocate(spec(10 * MIB));
+    for _ in 0..8 {
+        let refused = session.refused(spec(2 * MIB));
+        says(&refused, Reason::QuotaLimit, &["2 MiB requested, 10 MiB of 10 MiB in use"]);
+        assert!(!refused.message.contains("within"), "{}", refused.message);
+    }
+}
+
 #[test]
 fn a_limit_names_the_command_that_raises_it_and_a_whole_device_does_not() {
     let daemon = Daemon::start(&Config::devices(&["64MiB"]));

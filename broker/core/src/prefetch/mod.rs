@@ -21,7 +21,7 @@ use std::{
     time::Duration,
 };
 
-use vramd_types::{AllocationId, Bytes, DeviceIndex, PartIndex, SessionId};
+use vramd_types::{AllocationId, Bytes, DeviceIndex, PartIndex, PrefetchNumber, SessionId};
 
 use crate::{
     error::Refusal,
@@ -40,7 +40,7 @@ pub(crate) use queue::Queues;
 pub(crate) type PrefetchId = (SessionId, u64);
 
 /// The first number of requests that the daemon makes for sequences. Numbers of clients' own requests are smaller.
-pub(crate) const OWN_REQUESTS: u64 = 1 << 63;
+pub(crate) const OWN_REQUESTS: u64 = PrefetchNumber::OWN;
 
 /// The content of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]

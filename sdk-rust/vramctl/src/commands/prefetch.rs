@@ -4,6 +4,7 @@ use clap::{Args, Subcommand, builder::NonEmptyStringValueParser};
 use serde_json::{Value, json};
 use vramd_client::{SessionId, admin::AdminClient};
 use vramd_proto::v1;
+use vramd_types::PrefetchNumber;
 
 use super::{device, names::session_names};
 use crate::output::{
@@ -33,8 +34,8 @@ pub(crate) struct List {
 pub(crate) struct Cancel {
     /// Session that made the request.
     session: SessionId,
-    /// Number of the request in that session, as `prefetch list` shows it.
-    prefetch: u64,
+    /// Number of the request in that session, as `prefetch list` shows it: `7`, or `seq-7` for one of a sequence.
+    prefetch: PrefetchNumber,
 }
 
 pub(crate) fn run(verb: Verb, admin: &AdminClient, output: &Output) -> Result<(), Failure> {
@@ -46,10 +47,10 @@ pub(crate) fn run(verb: Verb, admin: &AdminClient, output: &Output) -> Result<()
             output.show(|| rows(&entries, &names), fields)
         }
         Verb::Cancel(Cancel { session, prefetch }) => {
-            let (session_id, prefetch_id) = (session.get(), prefetch);
+            let (session_id, prefetch_id) = (session.get(), prefetch.0);
             let request = v1::CancelPrefetchRequest { session_id, prefetch_id, ..Default::default() };
             admin.cancel_prefetch(request)?;
-            let fields = json!({ "session_id": session.to_string(), "prefetch_id": prefetch });
+            let fields = json!({ "session_id": session.to_string(), "prefetch_id": prefetch_id });
             output.show(|| format!("prefetch {prefetch} of {session} has ended"), fields)
         }
     }
@@ -75,7 +76,7 @@ fn rows(entries: &[v1::PrefetchEntry], names: &DeviceNames) -> String {
         entries.iter().map(|it| {
             vec![
                 session_names(&[it.session_id]).join(""),
-                it.prefetch_id.to_string(),
+                PrefetchNumber(it.prefetch_id).to_string(),
                 it.tenant.clone(),
                 names.name(&it.device),
                 size(it.bytes),

@@ -1,8 +1,6 @@
 //! Batches of the line: a batch starts once all of it fits. It is refused when its time is over, when no wait can
 //! meet it, or when an operator or its client cancels it.
 
-use std::time::Duration;
-
 use vramd_types::{Bytes, SessionId, WaitId};
 
 use crate::{
@@ -80,12 +78,14 @@ impl Broker {
         Ok(())
     }
 
-    /// Refuses the batch if its time is over. A batch that had time to wait is told what it waited for.
+    /// Refuses the batch if its time is over. A batch whose client allowed it to wait is told what it waited for.
     pub(crate) fn expire_batch(&mut self, op: OpId) {
         let now = self.shell.now;
-        if self.waiting_batch(op).is_some_and(|(_, batch)| batch.request.until <= now) {
-            let waited = self.line.since(Waiter::Batch(op)).map_or(Duration::ZERO, |since| now.since(since));
-            let what = if waited.is_zero() { None } else { self.describe_batch_wait(op) };
+        let until = self.waiting_batch(op).map(|(_, batch)| batch.request.until);
+        if let Some(until) = until.filter(|until| *until <= now) {
+            let since = self.line.since(Waiter::Batch(op)).unwrap_or(until);
+            let waited = now.since(since);
+            let what = if until <= since { None } else { self.describe_batch_wait(op) };
             let Some(why) = self.present_shortage(op) else { return };
             self.refuse_batch(
                 op,

@@ -1,6 +1,6 @@
 //! Tables of the live view: columns that fit any width, bars, and notes below rows. Pure: rows and a width become lines.
 
-use std::{borrow::Cow, cmp::Ordering};
+use std::{borrow::Cow, cmp::Ordering, fmt};
 
 use ratatui::{
     style::{Color, Modifier, Style},
@@ -113,6 +113,11 @@ impl Cell {
 
     pub(super) fn number(number: u64) -> Self {
         Self { text: number.to_string(), number: Some(number), ..Self::default() }
+    }
+
+    /// A number that is shown otherwise, and sorted by its value.
+    pub(super) fn named_number(number: u64, shown: impl fmt::Display) -> Self {
+        Self { text: shown.to_string(), number: Some(number), ..Self::default() }
     }
 
     /// A count, or a dash for 0.

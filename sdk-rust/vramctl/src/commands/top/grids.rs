@@ -5,6 +5,7 @@ use std::{collections::BTreeMap, time::Duration};
 use prost_types::Timestamp;
 use vramd_client::{AllocationId, SessionId};
 use vramd_proto::v1;
+use vramd_types::PrefetchNumber;
 
 use super::{
     grid::{Bar, Cell, Column, Grid, Row, RowId, Tone, percent},
@@ -340,7 +341,7 @@ impl Scene<'_> {
             let (parts, missing) = (u64::from(it.part_count), u64::from(it.parts_missing));
             let cells = vec![
                 Cell::text(SessionId::from_raw(it.session_id).to_string()),
-                Cell::number(it.prefetch_id),
+                Cell::named_number(it.prefetch_id, PrefetchNumber(it.prefetch_id)),
                 Cell::text(&it.tenant),
                 Cell::text(self.names.name(&it.device)),
                 Cell::size(it.bytes),

@@ -184,7 +184,7 @@ fn snapshot() -> Snapshot {
         ],
         prefetches: vec![v1::PrefetchEntry {
             session_id: (1 << 40) + 9,
-            prefetch_id: 4,
+            prefetch_id: vramd_types::PrefetchNumber::OWN + 4,
             tenant: "nightly-training".to_owned(),
             device: uuid(0),
             part_count: 8,

@@ -10,6 +10,7 @@ use vramd_proto::v1::{
     quota_event::Change as QuotaChange, revoke_event::Change as RevokeChange,
     session_event::Change as SessionChange, watch_response::Event,
 };
+use vramd_types::PrefetchNumber;
 
 use crate::{
     commands::{
@@ -149,7 +150,8 @@ fn describe_prefetch(event: &v1::PrefetchEvent) -> Description {
         (Some(cause), None) => format!(" (for {cause})"),
         (Some(cause), Some(tenant)) => format!(" (for {cause} of tenant {})", plain(tenant)),
     };
-    let text = format!("{number} of {session}, {bytes} on device {}, {text}{why}", event.device);
+    let shown = PrefetchNumber(number);
+    let text = format!("{shown} of {session}, {bytes} on device {}, {text}{why}", event.device);
     let fields = json!({
         "session_id": session.to_string(),
         "prefetch_id": number,
