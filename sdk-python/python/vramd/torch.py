@@ -147,9 +147,7 @@ def bind(
         name = called(slot.name)
         if name in tensors and slot.old is not None and id(slot.old) not in found:
             found[id(slot.old)] = (name, fitted(slot, tensors[name]))
-    missing = [slot.name for slot in slots if slot.is_missing(found)]
-    names = {called(slot.name) for slot in slots}
-    unused = [name for name in tensors if name not in names]
+    missing, unused = unmatched(slots, found, tensors, called)
     if strict and (missing or unused):
         raise ValueError(
             f"{weights!r} does not fit {type(module).__name__}: it lacks {listed(missing)}, and the module lacks "
@@ -166,6 +164,14 @@ def bind(
         if id(slot.old) in new:
             # As an attribute: recurrent modules keep a list of their own.
             setattr(slot.owner, slot.key, new[id(slot.old)])
+
+
+def unmatched(
+    slots: Sequence[Slot], found: Mapping[int, object], stored: Mapping[str, object], called: Callable[[str], str]
+) -> tuple[list[str], list[str]]:
+    """The names of places that get no content, and of stored tensors that belong to no place."""
+    names = {called(slot.name) for slot in slots}
+    return [slot.name for slot in slots if slot.is_missing(found)], [name for name in stored if name not in names]
 
 
 def fitted(slot: Slot, tensor: torch.Tensor) -> torch.Tensor:

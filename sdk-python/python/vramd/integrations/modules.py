@@ -13,14 +13,17 @@ Parameters are shared, and read-only for all. Buffers, and parameters that lie o
 from __future__ import annotations
 
 import gc
+import hashlib
 import json
+import os
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import astuple
 from typing import Any
 
 import torch
 
-from vramd import _native
+from vramd import _checkpoint, _native
 from vramd import torch as ours
 from vramd import weights as _weights
 from vramd.errors import NameTaken, OtherContent
@@ -109,6 +112,28 @@ class SharedModule:
 
     def __repr__(self) -> str:
         return f"<vramd.integrations.SharedModule of {self.weights!r}>"
+
+
+def load_options(extra: Any, prefix: str) -> tuple[str, float]:
+    """How names begin, and how many seconds to wait for a process that is publishing, as an engine's user says it."""
+    options: dict[str, Any] = {"prefix": prefix, "timeout": _weights.LOAD_SECONDS}
+    if not isinstance(extra, dict) or not extra.keys() <= options.keys():
+        raise ValueError(f"the load format vramd takes the options {sorted(options)}, and got {extra!r}")
+    options |= extra
+    return options["prefix"], options["timeout"]
+
+
+def name_of(prefix: str, key: str) -> str:
+    """The name that parameters with this key have."""
+    return f"{prefix}-{hashlib.sha256(key.encode()).hexdigest()[:24]}"
+
+
+def files_of(folder: str) -> list[tuple[Any, ...]]:
+    """The files of a checkpoint, as the kernel tells them apart."""
+    if not os.path.isdir(folder):
+        raise ValueError(f"the load format vramd needs a local folder of safetensors files, and {folder!r} is none")
+    with _checkpoint.Checkpoint.open(folder) as checkpoint:
+        return [astuple(file.identity) for file in checkpoint.files]
 
 
 def sleep_all() -> None:

@@ -123,9 +123,7 @@ def check_fit(
         entries = {name: entry for name, (_, entry) in checkpoint.tensors.items()}
     slots = list(ours.slots_of(model))
     found: dict[int, object] = {id(slot.old): slot for slot in slots if called(slot.name) in entries}
-    missing = [slot.name for slot in slots if slot.is_missing(found)]
-    names = {called(slot.name) for slot in slots}
-    unused = [name for name in entries if name not in names]
+    missing, unused = ours.unmatched(slots, found, entries, called)
     if strict and (missing or unused):
         raise ValueError(
             f"{path} does not fit {type(model).__name__}: it lacks {ours.listed(missing)}, and the model lacks "

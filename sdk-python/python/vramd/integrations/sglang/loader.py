@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import os
 from typing import Any
 
 import torch
@@ -17,11 +15,8 @@ from sglang.srt.weight_cache.protocol import compute_env_stamp, hash_quant_confi
 from sglang.srt.weight_cache.transport import WeightCacheTransportBackend
 from sglang.version import __version__
 
-from vramd import _checkpoint
 from vramd.integrations import modules
-from vramd.weights import LOAD_SECONDS
 
-OPTIONS = {"prefix": "sglang", "timeout": LOAD_SECONDS}
 RANKS = (
     "tp_size", "tp_rank", "pp_size", "pp_rank", "dp_size", "moe_ep_size", "moe_dp_size", "moe_dp_rank", "moe_ep_rank",
     "attn_dp_size", "enable_dp_lm_head", "attn_cp_size", "moe_dense_tp_size",
@@ -40,9 +35,7 @@ class VramdModelLoader(IpcModelLoader):
     def __init__(self, load_config: LoadConfig) -> None:
         super().__init__(load_config)
         extra = load_config.model_loader_extra_config or {}
-        if not isinstance(extra, dict) or not extra.keys() <= OPTIONS.keys():
-            raise ValueError(f"the load format vramd takes the options {sorted(OPTIONS)}, and got {extra!r}")
-        self.prefix, self.timeout = (extra.get(option, default) for option, default in OPTIONS.items())
+        self.prefix, self.timeout = modules.load_options(extra, "sglang")
         self._transport_backend = SharedTensors()
 
     def _fetch_from_cache(self, model_config: Any, device_config: Any) -> dict[str, Any] | None:
@@ -66,13 +59,13 @@ class VramdModelLoader(IpcModelLoader):
         return model
 
     def _name(self) -> str:
-        return f"{self.prefix}-{hashlib.sha256(self._key.encode()).hexdigest()[:24]}"
+        return modules.name_of(self.prefix, self._key)
 
     def _key_of(self, model_config: Any, device_config: Any) -> str:
         quantization, quant_config = self._resolve_engine_quant(model_config)
         parallel = get_parallel()
         facts = {
-            "files": [dataclasses.astuple(identity) for identity in files_of(model_config.model_path)],
+            "files": modules.files_of(model_config.model_path),
             "architectures": model_config.hf_config.architectures,
             "dtype": str(model_config.dtype),
             "quantization": [quantization, hash_quant_config(quant_config)],
@@ -103,11 +96,3 @@ class SharedTensors(WeightCacheTransportBackend):
 
     def recv_fetch_state_response(self, sock: Any, result: dict[str, Any]) -> dict[str, Any]:
         raise NotImplementedError
-
-
-def files_of(folder: str) -> list[_checkpoint.Identity]:
-    """The files of the checkpoint, as the kernel tells them apart."""
-    if not os.path.isdir(folder):
-        raise ValueError(f"the load format vramd needs a local folder of safetensors files, and {folder!r} is none")
-    with _checkpoint.Checkpoint.open(folder) as checkpoint:
-        return [file.identity for file in checkpoint.files]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import os
 from typing import Any
 
 import torch
@@ -25,11 +23,8 @@ from vllm.model_executor.utils import weights_already_processed
 from vllm.platforms import current_platform
 from vllm.utils.torch_utils import set_default_torch_dtype
 
-from vramd import _checkpoint
 from vramd.integrations import modules
-from vramd.weights import LOAD_SECONDS
 
-OPTIONS = {"prefix": "vllm", "timeout": LOAD_SECONDS}
 
 
 class VramdModelLoader(BaseModelLoader):
@@ -42,13 +37,10 @@ class VramdModelLoader(BaseModelLoader):
 
     def __init__(self, load_config: LoadConfig) -> None:
         super().__init__(load_config)
-        extra = load_config.model_loader_extra_config
-        if not isinstance(extra, dict) or not extra.keys() <= OPTIONS.keys():
-            raise ValueError(f"the load format vramd takes the options {sorted(OPTIONS)}, and got {extra!r}")
-        self.prefix, self.timeout = (extra.get(option, default) for option, default in OPTIONS.items())
+        self.prefix, self.timeout = modules.load_options(load_config.model_loader_extra_config, "vllm")
 
     def download_model(self, model_config: ModelConfig) -> None:
-        checkpoint_of(model_config)
+        files_of(model_config)
 
     def load_weights(self, model: torch.nn.Module, model_config: ModelConfig) -> None:
         raise RuntimeError("the weights of the load format vramd are shared and read-only: they cannot be loaded again")
@@ -103,16 +95,11 @@ class VramdModelLoader(BaseModelLoader):
         return modules.find(self._name(key), key, timeout=self.timeout)
 
     def _name(self, key: str) -> str:
-        return f"{self.prefix}-{hashlib.sha256(key.encode()).hexdigest()[:24]}"
+        return modules.name_of(self.prefix, key)
 
 
-def checkpoint_of(model_config: ModelConfig) -> list[_checkpoint.Identity]:
-    """The files of the checkpoint, as the kernel tells them apart."""
-    folder = model_config.model_weights or model_config.model
-    if not os.path.isdir(folder):
-        raise ValueError(f"the load format vramd needs a local folder of safetensors files, and {folder!r} is none")
-    with _checkpoint.Checkpoint.open(folder) as checkpoint:
-        return [file.identity for file in checkpoint.files]
+def files_of(model_config: ModelConfig) -> list[tuple[Any, ...]]:
+    return modules.files_of(model_config.model_weights or model_config.model)
 
 
 def key_of(vllm_config: VllmConfig, model_config: ModelConfig) -> str:
@@ -134,7 +121,7 @@ def key_of(vllm_config: VllmConfig, model_config: ModelConfig) -> str:
             kernel_config=vllm_config.kernel_config,
         )
     )
-    facts["files"] = [dataclasses.astuple(identity) for identity in checkpoint_of(model_config)]
+    facts["files"] = files_of(model_config)
     facts["torch"] = torch.__version__
     facts["gpu"] = current_platform.get_device_uuid(torch.accelerator.current_device_index())
     return repr(sorted(facts.items()))
