@@ -57,6 +57,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<info::OwnQuota>()?;
     module.add_class::<pressure_stream::PressureStream>()?;
     module.add_class::<allocator::PoolObject>()?;
+    module.add_class::<allocator::ManagedPoolObject>()?;
     module.add_class::<interrupt::Interrupt>()?;
     module.add("__version__", env!("CARGO_PKG_VERSION"))
 }

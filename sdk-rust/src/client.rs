@@ -13,7 +13,9 @@ use crate::{
         allocation::{Allocation, Sealed},
         handle::Handle,
         info::{AllocationInfo, AllocationKind},
-        load, operations,
+        load,
+        managed::{ManagedMemory, ManagedRequest},
+        operations,
         quota::OwnQuota,
         raw::RawClient,
         request::{AllocationRequest, Target},
@@ -91,6 +93,14 @@ impl Client {
     ) -> Result<Vec<Allocation>> {
         let handles = self.claim_new(requests.into_iter().collect())?;
         Ok(handles.into_iter().map(Allocation::new).collect())
+    }
+
+    /// Allocates managed memory (`cuMemAllocManaged`) in this process, charged to the tenant on its device; refused where
+    /// [`Self::allocate`] would be. It prefers its device. If it has less than 2 GiB, it is brought there at once. On
+    /// coherent platforms the CPU may access it there. If one of these steps fails, the memory is allocated all the same
+    /// ([`ManagedMemory::failures`]).
+    pub fn allocate_managed(&self, request: ManagedRequest) -> Result<ManagedMemory> {
+        ManagedMemory::allocate(&self.session, request)
     }
 
     /// Allocates again what was freed by [`Allocation::free_keeping_addresses`], at the same addresses: all or nothing.

@@ -116,6 +116,7 @@ pub use handles::{
     advice::{AccessPattern, Advice, AdvisedParts, MemoryClass, Preset},
     allocation::{Allocation, FreeFailed, SealFailed, Sealed},
     info::{AllocationInfo, AllocationKind, AllocationState, Lifetime, PartInfo, Tier},
+    managed::{ManagedFailure, ManagedMemory, ManagedRequest},
     quota::OwnQuota,
     raw::{RawAllocation, RawClient},
     request::{AllocationRequest, Target},

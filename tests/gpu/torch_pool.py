@@ -93,7 +93,7 @@ class Run:
     def all(self):
         checks = (
             self.logits, self.streams, self.out_of_memory, self.strand, self.speed, self.pool_miss, self.rotation,
-            self.cycles, self.calls, self.quota, self.debug, self.guide, self.devices, self.teardown, self.saver,
+            self.cycles, self.calls, self.quota, self.debug, self.guide, self.managed, self.devices, self.teardown, self.saver,
         )
         for check in checks:
             begin = time.perf_counter()
@@ -120,7 +120,7 @@ class Run:
     def pools(self):
         from vramd import _torch_pool
 
-        return _torch_pool._pools.values()
+        return [*_torch_pool._pools.values(), *_torch_pool._managed_pools.values()]
 
     def pool(self, tag, **options):
         return self.vramd.torch.pool(tag, client=self.client, **options)
@@ -417,6 +417,67 @@ class Run:
         vramd.torch.wake_up()                          # and come back to the same addresses
         return {"ok": self.torch.equal(model.weight.cpu(), before)}
 
+    def managed(self):
+        """Managed memory is charged, computes right, is refused beyond the limit, and a small block is there at once."""
+        torch, vramd = self.torch, self.vramd
+        with vramd.torch.managed_pool("activations"):
+            hidden = torch.empty(1 << 28, device="cuda")
+
+        print(vramd.torch.managed_pool("activations").failures)   # {}: every advice and prefetch has worked
+        is_inside = vramd.torch.managed_pool("activations").contains(hidden)
+        del hidden
+        vramd.torch.managed_pool("activations").trim()
+        pool = vramd.torch.managed_pool("managed", client=self.client, wait=1)
+        before = self.managed_bytes()
+        with pool:
+            tensor = torch.arange(GIB // 8, dtype=torch.int64, device="cuda")
+        charged = {"tensor": GIB, "pool": pool.nbytes, "quota": self.managed_bytes() - before}
+        side = torch.cuda.Stream()
+        with torch.cuda.stream(side):
+            total = int((tensor * 2).sum())
+        count = GIB // 8
+        right = total == count * (count - 1) and int(tensor[-1]) == count - 1
+        del tensor
+        pool.trim()
+        charged["afterwards"] = self.managed_bytes() - before
+        is_charged = charged["tensor"] <= charged["pool"] <= charged["quota"] and charged["afterwards"] == 0
+        limit, text = 2 * GIB, ""
+        self.daemon.vramctl("quota", "set", self.client.tenant, "--tier", "device", "--limit", str(limit))
+        try:
+            with pool:
+                torch.empty(3 * GIB, dtype=torch.uint8, device="cuda")
+        except torch.OutOfMemoryError as error:
+            text = str(error)
+        finally:
+            self.daemon.vramctl("quota", "set", self.client.tenant, "--tier", "device", "--limit", "100%")
+        named = self.client.tenant in text and ("2 GiB" in text or str(limit) in text)
+        first = {name: self.first_kernel(pool, size) for name, size in (("below", 2 * GIB - 64 * MIB), ("above", 2 * GIB))}
+        found = {"charged": charged, "right": right, "text": text, "failures": pool.failures, "first_kernel": first}
+        found["old_signatures"] = managed_by_old_signatures()
+        # The pages of the block below 2 GiB need no fault; how much faster that is is the platform's matter.
+        ok = is_charged and right and named and not pool.failures and not found["old_signatures"]
+        return {"ok": ok and is_inside and first["below"]["bytes_s"] > first["above"]["bytes_s"], **found}
+
+    def managed_bytes(self):
+        self.client.flush()
+        return sum(place.managed for place in self.client.quota() if place.tier == "device")
+
+    def first_kernel(self, pool, size):
+        """How fast the first kernel writes a block of that size: bytes a second, with its prefetch before, if any."""
+        torch = self.torch
+        torch.cuda.synchronize()
+        with pool:
+            block = torch.empty(size, dtype=torch.uint8, device="cuda")
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        block.fill_(7)
+        torch.cuda.synchronize()
+        took = time.perf_counter() - begin
+        _, again = timed(torch, lambda: block.fill_(8))
+        del block
+        pool.trim()
+        return {"seconds": took, "bytes_s": size / took, "again_s": again}
+
     def devices(self):
         torch = self.torch
         pools = [self.pool("each", device=number) for number in range(torch.cuda.device_count())]
@@ -456,6 +517,20 @@ def grown(before, after):
     """Whether more is held than before. Address space may grow by an arena of the C library."""
     more = after[0] > before[0] or after[1] > before[1] + 64 * MIB or after[2] < before[2] - 4 * MIB
     return more or after[3:] != before[3:]
+
+
+def managed_by_old_signatures():
+    """Calls the functions of CUDA 12 as the SDK does where the newer ones are missing. Returns the calls that failed."""
+    cuda = ctypes.CDLL("libcuda.so.1")
+    address, size, stream = ctypes.c_ulonglong(), ctypes.c_size_t(64 * MIB), ctypes.c_void_p(None)
+    assert cuda.cuMemAllocManaged(ctypes.byref(address), size, ctypes.c_uint(1)) == 0
+    codes = {
+        "cuMemAdvise": cuda.cuMemAdvise(address, size, ctypes.c_int(3), ctypes.c_int(0)),
+        "cuMemPrefetchAsync": cuda.cuMemPrefetchAsync(address, size, ctypes.c_int(0), stream),
+        "cuStreamSynchronize": cuda.cuStreamSynchronize(stream),
+        "cuMemFree_v2": cuda.cuMemFree_v2(address),
+    }
+    return {name: code for name, code in codes.items() if code}
 
 
 def bare_miss(size):

@@ -411,6 +411,13 @@ pub enum Notice {
         extent: ExtentId,
         bytes: Bytes,
     },
+    /// Managed memory is charged, and its client may allocate it.
+    ManagedCharged {
+        allocation: AllocationId,
+        session: SessionId,
+        device: DeviceIndex,
+        bytes: Bytes,
+    },
     /// A freed extent is cached for its tenant.
     Cached {
         extent: ExtentId,

@@ -809,6 +809,12 @@ impl fmt::Display for Refusal {
             }
             Self::KindUnsupported { kind } => match kind.split_once(' ') {
                 Some(("backed", kind)) => write!(f, "{kind} allocations cannot be written back"),
+                Some(("freed", _)) => {
+                    write!(
+                        f,
+                        "managed allocations cannot be freed by operators: end the session, and its process"
+                    )
+                }
                 Some(("advised", kind @ "discardable")) => {
                     write!(
                         f,

@@ -305,6 +305,9 @@ mod bugs {
         SequencePassedKept: "the request for a step that is over goes on", [SEQUENCE_WINDOW];
         SequenceFarthestKept: "parts of a sequence leave in the order of the policy", [SEQUENCE_ORDER];
         SequenceKeptStreamed: "parts that a loop keeps from pass to pass leave as its other parts do", [SEQUENCE_ORDER];
+        ManagedUnasked: "managed memory is charged without asking the limit or the room", [LIMIT, ADMISSION, EXTENTS];
+        ManagedChargeKept: "managed memory stays charged when it was freed or its session has ended", [MANAGED, LEDGER_ORACLE];
+        ManagedCountedTwice: "resident managed memory counts as charged and as another program's", [LEDGER_ORACLE, LINE_ORDER];
         EvictedByOthers: "a client evicts memory that another session owns", [CALLS];
         EvictionNeverBegun: "an owner's eviction waits and begins no part", [OPS, TIMERS];
         SequenceNearerEvicted: "a part leaves for one that its sequence needs later", [SEQUENCE_ORDER, PREFETCH_VICTIMS];

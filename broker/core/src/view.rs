@@ -136,6 +136,8 @@ pub struct QuotaInForce {
     pub charged: Bytes,
     pub reserved: Bytes,
     pub unreturned: Bytes,
+    /// Charged bytes of managed memory: ordered there, and not known to be resident.
+    pub managed: Bytes,
     /// Charged bytes of cached extents. They are released first when a waiter needs room.
     pub cached: Bytes,
     /// Bytes on the device that can leave without a copy.
@@ -228,6 +230,8 @@ pub struct DeviceView {
     /// Parts that wait for room on the device.
     pub parts_waiting: usize,
     pub unbrokered: Bytes,
+    /// Charged bytes of managed memory: ordered there, and not known to be resident.
+    pub managed: Bytes,
     /// Bytes kept free for the contexts of clients.
     pub contexts: Bytes,
     pub committed: Bytes,

@@ -25,6 +25,7 @@ mod late_backing;
 mod layers;
 mod line;
 mod making_room;
+mod managed;
 mod map_failures;
 mod migrations;
 mod notices;

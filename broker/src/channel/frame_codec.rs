@@ -461,7 +461,7 @@ mod tests {
     #[test]
     fn a_refusal_and_a_welcome_say_what_the_core_said() {
         let none = |_| None;
-        let device = v1::Device { uuid: "GPU-1".into(), index: 1, name: "sim".into() };
+        let device = v1::Device { uuid: "GPU-1".into(), index: 1, name: "sim".into(), simulated: true };
         let devices = [v1::Device::default(), device.clone()];
         let memfd = rustix::fs::memfd_create("frame-test", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         let table = Export::Memfd(Arc::new(memfd.into()));

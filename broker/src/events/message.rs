@@ -59,6 +59,7 @@ pub(super) fn kind(notice: &Notice) -> Option<EventKind> {
         Notice::Draining { .. } | Notice::InvariantBroken { .. } => EventKind::Node,
         // A stalled pin is reported as a refusal, and an evict as revokes.
         Notice::Cached { .. }
+        | Notice::ManagedCharged { .. }
         | Notice::Reused { .. }
         | Notice::GivenUp { .. }
         | Notice::RoomMade { .. }
@@ -267,6 +268,7 @@ pub(super) fn event(notice: &Notice, devices: &[String]) -> Option<Event> {
             of_node(NodeChange::InvariantBroken, &format!("{invariant}: {}", cut(detail)))
         }
         Notice::Cached { .. }
+        | Notice::ManagedCharged { .. }
         | Notice::Reused { .. }
         | Notice::GivenUp { .. }
         | Notice::RoomMade { .. }

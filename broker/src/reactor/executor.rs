@@ -25,6 +25,7 @@ use super::{
 use crate::{
     channel::{Channels, EvictOutcome, frame_codec},
     config::SimRevocation,
+    driver_choice::SIM,
     events::Events,
     harvest::Harvest,
     moves::Moves,
@@ -78,6 +79,7 @@ impl Executor {
             uuid: info.uuid.clone(),
             index,
             name: info.name.clone(),
+            simulated: driver.name() == SIM,
         });
         let devices = devices.collect();
         Self {

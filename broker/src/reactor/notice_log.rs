@@ -216,6 +216,9 @@ fn log(notice: &Notice, left_out: u64) {
         Notice::PlacementChosen { part, tenant, sum, in_place } => {
             debug!(allocation = %part.allocation, part = part.part.0, %tenant, benefit_us = sum.benefit.as_micros(), cost_us = sum.cost.as_micros(), factor_percent = sum.factor, in_place, "placement chosen");
         }
+        Notice::ManagedCharged { allocation, session, device, bytes } => {
+            debug!(%allocation, %session, device = device.0, bytes = bytes.get(), "managed memory charged");
+        }
         Notice::Cached { extent, bytes } => {
             debug!(%extent, bytes = bytes.get(), "freed memory cached for its tenant");
         }

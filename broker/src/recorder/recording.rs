@@ -84,7 +84,8 @@ impl Recording {
             return;
         }
         let (tenant, device) = (self.names.tenant(&view.tenant), self.names.device(&view.device));
-        if view.kind == Kind::Fixed {
+        // A replay has no memory but the daemon's: managed memory takes its room as fixed memory does.
+        if matches!(view.kind, Kind::Fixed | Kind::Managed) {
             return self.add_fixed(now, view, (tenant, device));
         }
         for part in &view.parts {

@@ -52,6 +52,7 @@ pub const ATTRIBUTES: &[(&str, &str)] = &[
          harvest, and for certain when a session unmaps the part. `backing`: bytes below a device that back parts on it. `dirty`: all \
          other bytes, among them discardable parts and all parts below a device. `reserved`: the driver is creating the memory, or the \
          bytes are reserved as backing. `cached`: freed, and kept for the tenant. `unreturned`: released, but still open in some process. \
+         `managed`: managed memory in clients' own processes, ordered on the device and not known to be resident. \
          Only of a device: `unbrokered`, in processes that no tenant explains; `context`, set aside for CUDA contexts of clients",
     ),
     (ALLOCATION_STATE, "`creating`, `open`, `sealing`, `sealed` or `freeing`"),

@@ -193,7 +193,8 @@ fn observe_allocations(sums: &BTreeMap<(String, String), Bytes>, observe: &mut d
 
 fn memory_usage(sources: &Sources, observe: &mut dyn FnMut(u64, &[KeyValue])) {
     for device in &sources.figures().devices {
-        let made = device.charged.saturating_sub(device.unreturned).saturating_sub(device.cached);
+        let apart = device.unreturned.saturating_add(device.cached).saturating_add(device.managed);
+        let made = device.charged.saturating_sub(apart);
         let reserved = reserved_on(sources, &device.uuid, Tier::Device).min(made);
         observe_states(
             observe,
@@ -202,6 +203,7 @@ fn memory_usage(sources: &Sources, observe: &mut dyn FnMut(u64, &[KeyValue])) {
                 ("resident", made.saturating_sub(reserved)),
                 ("reserved", reserved),
                 ("cached", device.cached),
+                ("managed", device.managed),
                 ("unreturned", device.unreturned),
                 ("unbrokered", device.unbrokered),
                 ("context", device.contexts),

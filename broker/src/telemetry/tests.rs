@@ -296,7 +296,7 @@ fn every_metric_has_its_declared_name_and_help() {
         all.iter().find(|(name, _)| of(name)).map_or(0.0, |(_, bytes)| bytes / f64::from(1 << 20))
     };
     // The states of each tier add up to its charge.
-    assert_eq!((usage("device", "resident"), usage("device", "reserved")), (14.0, 2.0));
+    assert_eq!((usage("device", "resident"), usage("device", "reserved")), (12.0, 2.0));
     assert_eq!((usage("host", "resident"), usage("host", "reserved")), (21.0, 2.0));
 }
 
@@ -373,7 +373,7 @@ fn both_readers_see_the_same_and_only_counters_show_zeros() {
     let data = metrics.otlp_data(snapshot(2)).unwrap();
     let usage = points(&data, metrics::QUOTA_USAGE.name);
     let read = of_prometheus.keys().filter(|name| name.starts_with("vramd_quota_usage_bytes{")).count();
-    assert_eq!((usage, read), (2 * 2 * (5 + 4), 2 * 2 * (5 + 4)));
+    assert_eq!((usage, read), (2 * 2 * (6 + 4), 2 * 2 * (6 + 4)));
     let gone = series(&metrics.prometheus_text(snapshot(0)).unwrap());
     assert!(!gone.keys().any(|name| name.contains("vramd_quota")), "{gone:?}");
 }
@@ -399,7 +399,7 @@ fn nothing_overflows_and_nothing_is_lost_however_many_tenants_there_are() {
 /// 200 tenants on two devices in two tiers, in one scrape.
 #[test]
 fn two_hundred_tenants_have_series_of_their_own() {
-    let (metrics, _) = metrics(4_000);
+    let (metrics, _) = metrics(5_000);
     let text = metrics.prometheus_text(snapshot(200)).unwrap();
     assert!(!text.contains(OTHER_TENANTS), "there is room for them");
     // In each place: a guarantee, a limit and the states. For each tenant: allocations, internal fragmentation, bytes in
@@ -410,7 +410,7 @@ fn two_hundred_tenants_have_series_of_their_own() {
     let shown = series(&text).into_iter().filter(|(name, value)| is_counted(name, *value));
     assert_eq!(
         shown.count(),
-        200 * (2 * (1 + 1 + 5) + 2 * (1 + 1 + 4) + 4) + 4 + 3 + 3 + 3 + 3 + 1 + 4 + 1 + 1
+        200 * (2 * (1 + 1 + 6) + 2 * (1 + 1 + 4) + 4) + 4 + 3 + 3 + 3 + 3 + 1 + 4 + 1 + 1
     );
 }
 
@@ -457,7 +457,7 @@ fn a_scrape_of_200_tenants_in_3_tiers_of_8_devices_is_below_2_mb() {
     };
     assert_eq!(named("vramd_tenant_refusals_total{"), 200);
     assert_eq!(named("vramd_tenant_migration_io_bytes_total{"), 200);
-    assert_eq!(named("vramd_quota_limit_bytes{"), (2000 - 8 * (5 + 4 + 4)) / (8 * 4));
+    assert_eq!(named("vramd_quota_limit_bytes{"), (2000 - 8 * (6 + 4 + 4)) / (8 * 5));
 }
 
 fn points(data: &ResourceMetrics, name: &str) -> usize {

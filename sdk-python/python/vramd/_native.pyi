@@ -9,7 +9,7 @@ from typing_extensions import Buffer, CapsuleType, Self, disjoint_base
 
 __all__ = [
     "AdvisedParts", "Allocation", "AllocationInfo", "Client", "Device", "Memory", "OwnQuota", "Pin", "PinSet", "Prefetch", "Pressure", "Released", "Sealed", "Sequence", "StagingBuffer", "Tensor",
-    "__version__", "_Interrupt", "_Pool", "_PressureStream", "connect", "reasons", "socket_dir",
+    "__version__", "_Interrupt", "_ManagedPool", "_Pool", "_PressureStream", "connect", "reasons", "socket_dir",
 ]
 
 __version__: str
@@ -655,6 +655,9 @@ class OwnQuota:
     def cached(self) -> int:
         """The part of `used` that is cached: freed memory that the tenant's next allocations may reuse."""
     @property
+    def managed(self) -> int:
+        """The part of `used` that is managed memory of the tenant's processes: not known to be resident."""
+    @property
     def unreturned(self) -> int:
         """The part of `used` that was freed but that some process still has open."""
     @property
@@ -694,6 +697,29 @@ class _Pool:
     def contains(self, address: int) -> bool: ...
     def sleep(self, discard: bool) -> None: ...
     def wake_up(self, wait: float) -> None: ...
+    def take_refusal(self) -> BaseException | None:
+        """Why the last allocation failed, once."""
+    def close(self) -> None: ...
+
+@final
+class _ManagedPool:
+    """The native half of `vramd.torch.ManagedPool`. `device` is a UUID, or PyTorch's number of a device."""
+
+    def __new__(cls, client: Client, *, device: str | int | None = None, wait: float) -> Self: ...
+    @property
+    def symbols(self) -> tuple[str, str]:
+        """The names of the C functions of this module that allocate from it and free to it."""
+    @property
+    def device(self) -> str:
+        """UUID."""
+    @property
+    def ordinal(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def failures(self) -> dict[str, int]:
+        """How often each advice or prefetch has failed, by step and reason."""
+    def contains(self, address: int) -> bool: ...
     def take_refusal(self) -> BaseException | None:
         """Why the last allocation failed, once."""
     def close(self) -> None: ...

@@ -1,6 +1,6 @@
 """Pools: what PyTorch allocates inside of a block lies in memory of the daemon, and can leave its device and come back.
 
-See `vramd.torch.pool`.
+See `vramd.torch.pool`, and `vramd.torch.managed_pool` for managed memory that the driver moves.
 """
 
 from __future__ import annotations
@@ -14,13 +14,16 @@ import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
 from vramd import _native
 from vramd.errors import FailedPrecondition
 from vramd.weights import shared_client
+
+if TYPE_CHECKING:
+    from typing import Self
 
 WAIT_SECONDS = 10.0
 ARENA = "64MiB"
@@ -31,6 +34,7 @@ _SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 _EXCLUDED = re.compile(r"expandable_segments\s*:\s*true|backend\s*:\s*cudaMallocAsync", re.IGNORECASE)
 
 _pools: dict[tuple[str, int], Pool] = {}
+_managed_pools: dict[tuple[str, int], ManagedPool] = {}
 _lock = threading.RLock()
 _open_blocks = 0
 """How many `with` blocks of pools all threads are in."""
@@ -44,15 +48,14 @@ _allocators: dict[str, Any] = {}
 OutOfMemory: type[RuntimeError] = getattr(torch, "OutOfMemoryError", None) or torch.cuda.OutOfMemoryError
 
 
-class Pool:
-    """Memory of one tag on one device (`vramd.torch.pool`). In a `with` block PyTorch allocates from it.
+class Block:
+    """An allocator that PyTorch uses in a `with` block: what `Pool` and `ManagedPool` have in common."""
 
-    It stays when the block ends, as its tensors do. Tensors of it must not be used while it is asleep.
-    """
-
-    def __init__(self, tag: str, client: _native.Client, device: int | str | None, wait: float, arena: int | str) -> None:
+    def __init__(
+        self, tag: str, client: _native.Client, native: _native._Pool | _native._ManagedPool
+    ) -> None:
         self.tag, self.client = tag, client
-        self._native = _native._Pool(client, device=device, arena=arena, wait=wait)
+        self._native = native
         self._blocks = threading.local()
 
     @property
@@ -67,23 +70,14 @@ class Pool:
 
     @property
     def nbytes(self) -> int:
-        """The bytes that it has from the daemon, in any tier."""
+        """The bytes that its tenant is charged for it, or that it has in another tier."""
         return self._native.nbytes
 
-    @property
-    def used(self) -> int:
-        """The bytes of these that PyTorch has, also where it caches them."""
-        return self._native.used
-
-    @property
-    def is_awake(self) -> bool:
-        return self._native.is_awake
-
     def contains(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor lies in it, awake or asleep."""
+        """Whether a tensor lies in it, on its device or not."""
         return self._native.contains(tensor.data_ptr())
 
-    def __enter__(self) -> Pool:
+    def __enter__(self) -> Self:
         global _open_blocks
         check_settings()
         if not hasattr(torch.cuda, "MemPool") or not torch.cuda.is_available():
@@ -131,7 +125,8 @@ class Pool:
         return _allocators[alloc].allocator()
 
     def _explain(self, refusal: BaseException) -> str:
-        held = [f"{pool.tag!r} has {pool.nbytes} B" for pool in list(_pools.values()) if pool.device == self.device]
+        pools: list[Block] = [*_pools.values(), *_managed_pools.values()]
+        held = [f"{pool.tag!r} has {pool.nbytes} B" for pool in pools if pool.device == self.device]
         return f"pool {self.tag!r}: {refusal} (tenant `{self.client.tenant}`; of this process's pools there, {', '.join(held)})"
 
     def trim(self) -> None:
@@ -142,6 +137,26 @@ class Pool:
         if end_past_blocks() and torch.cuda.is_initialized():
             torch.cuda.empty_cache()
 
+
+class Pool(Block):
+    """Memory of one tag on one device (`vramd.torch.pool`). In a `with` block PyTorch allocates from it.
+
+    It stays when the block ends, as its tensors do. Tensors of it must not be used while it is asleep.
+    """
+
+    def __init__(self, tag: str, client: _native.Client, device: int | str | None, wait: float, arena: int | str) -> None:
+        self._arenas = _native._Pool(client, device=device, arena=arena, wait=wait)
+        super().__init__(tag, client, self._arenas)
+
+    @property
+    def used(self) -> int:
+        """The bytes of these that PyTorch has, also where it caches them."""
+        return self._arenas.used
+
+    @property
+    def is_awake(self) -> bool:
+        return self._arenas.is_awake
+
     def sleep(self, level: Literal[1, 2] = 1) -> None:
         """See `vramd.torch.sleep`."""
         check_level(level)
@@ -149,11 +164,11 @@ class Pool:
             torch.cuda.synchronize(self.ordinal)
             # Bytes that no tensor has would be copied.
             self.trim()
-        self._native.sleep(level == 2)
+        self._arenas.sleep(level == 2)
 
     def wake_up(self, wait: float = WAIT_SECONDS) -> None:
         """See `vramd.torch.wake_up`."""
-        self._native.wake_up(wait)
+        self._arenas.wake_up(wait)
 
     def close(self) -> None:
         """Refuses further allocations. Tensors stay valid; their memory ends with the last of them."""
@@ -165,6 +180,35 @@ class Pool:
     def __repr__(self) -> str:
         state = "awake" if self.is_awake else "asleep"
         return f"<vramd.torch.Pool {self.tag!r} on {self.device}, {state}: {self.used} of {self.nbytes} bytes used>"
+
+
+class ManagedPool(Block):
+    """Managed memory of one tag on one device (`vramd.torch.managed_pool`). In a `with` block PyTorch allocates from it.
+
+    It stays when the block ends, as its tensors do. It does not sleep: the driver moves its pages.
+    """
+
+    def __init__(self, tag: str, client: _native.Client, device: int | str | None, wait: float) -> None:
+        self._managed = _native._ManagedPool(client, device=device, wait=wait)
+        super().__init__(tag, client, self._managed)
+
+    @property
+    def failures(self) -> dict[str, int]:
+        """How often each advice, prefetch or other step has failed, by step and reason: `"prefetch: CUDA_ERROR_…"`.
+
+        Such a failure fails no allocation. The memory is slower at its first use.
+        """
+        return self._managed.failures
+
+    def close(self) -> None:
+        """Refuses further allocations. Tensors stay valid; their memory ends with the last of them."""
+        with _lock:
+            if _managed_pools.get((self.tag, self.ordinal)) is self:
+                del _managed_pools[self.tag, self.ordinal]
+        self._native.close()
+
+    def __repr__(self) -> str:
+        return f"<vramd.torch.ManagedPool {self.tag!r} on {self.device}: {self.nbytes} bytes, {sum(self.failures.values())} failures>"
 
 
 def pool(
@@ -190,6 +234,34 @@ def pool(
                 raise ValueError(f"pool {tag!r} on device {number} exists, and belongs to another client")
             return found
         made = _pools[tag, number] = Pool(tag, own, number, wait, arena)
+    return made
+
+
+def managed_pool(
+    tag: str = "default",
+    *,
+    client: _native.Client | None = None,
+    device: int | torch.device | str | None = None,
+    wait: float = WAIT_SECONDS,
+) -> ManagedPool:
+    """The pool of managed memory of a tag on a device, made at the first call: `with vramd.torch.managed_pool("activations"):`.
+
+    PyTorch's allocations of this thread inside of the block, on that device, are managed memory of this process
+    (`cuMemAllocManaged`), and its tenant is charged for them on the device. The device is PyTorch's current one, or the one
+    of that number. An allocation waits up to `wait` seconds for room, and then raises `torch.OutOfMemoryError`.
+
+    The memory prefers its device. A block below 2 GiB is brought there at once; the pages of a larger one move when they are
+    used. Which pages are resident is not known.
+    """
+    number = device_number(device)
+    own = client if client is not None else shared_client()
+    with _lock:
+        found = _managed_pools.get((tag, number))
+        if found is not None and found.client.is_connected:
+            if client is not None and found.client is not client:
+                raise ValueError(f"managed pool {tag!r} on device {number} exists, and belongs to another client")
+            return found
+        made = _managed_pools[tag, number] = ManagedPool(tag, own, number, wait)
     return made
 
 
@@ -335,6 +407,7 @@ def _forget_pools() -> None:
     # CUDA cannot be used there.
     _keep_past_blocks()
     _pools.clear()
+    _managed_pools.clear()
 
 
 atexit.register(_end_at_exit)

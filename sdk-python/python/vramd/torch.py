@@ -29,14 +29,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from vramd import _native
 from vramd._checkpoint import BITS, Entry
-from vramd._torch_pool import Pool, asleep_with, pool, quota_as_memory, sleep, wake_up
+from vramd._torch_pool import ManagedPool, Pool, asleep_with, managed_pool, pool, quota_as_memory, sleep, wake_up
 from vramd.errors import NotResident
 from vramd.weights import NATIVE
 
 if TYPE_CHECKING:
     from vramd.weights import Weights
 
-__all__ = ["Movable", "Pool", "debug", "movable", "on_meta", "pool", "quota_as_memory", "sleep", "wake_up"]
+__all__ = [
+    "ManagedPool", "Movable", "Pool", "debug", "managed_pool", "movable", "on_meta", "pool", "quota_as_memory", "sleep", "wake_up",
+]
 
 _TYPES = NATIVE | {"F4": "float4_e2m1fn_x2", "F8_E8M0": "float8_e8m0fnu"}
 """The name of each type in this module's `torch`. Two elements of F4 are one of PyTorch's."""

@@ -1,13 +1,15 @@
 //! PyTorch's allocator over memory of the daemon: `symbols` are what PyTorch calls, a `pool` is what they call, and an
-//! `arena` is one allocation of the daemon, from which a pool carves.
+//! `arena` is one allocation of the daemon, from which a pool carves. A `managed` pool has memory of this process that the
+//! daemon charges.
 
 mod arena;
+mod managed;
 mod pool;
 mod symbols;
 
 use std::{process, sync::Arc};
 
-use pyo3::{exceptions::PyRuntimeError, prelude::*};
+use pyo3::prelude::*;
 
 use crate::{
     arguments::{self, DeviceName, Size},
@@ -16,6 +18,7 @@ use crate::{
     interrupt::without_gil,
     shared::check_process,
 };
+pub(crate) use managed::ManagedPoolObject;
 use pool::{Pool, Settings};
 
 /// The native half of `vramd.torch.Pool`.
@@ -42,12 +45,7 @@ impl PoolObject {
         let device = device.map(|device| device.0);
         let settings = Settings { device, arena: arena.0, wait: arguments::wait(wait)? };
         let pool = Arc::new(Pool::new(client.sdk()?, settings)?);
-        let slot = symbols::occupy(&pool).ok_or_else(|| {
-            let most = symbols::SLOT_COUNT;
-            PyRuntimeError::new_err(format!(
-                "{most} pools live in this process, and there can be no more: close some"
-            ))
-        })?;
+        let slot = symbols::occupy_or_raise(&pool)?;
         Ok(Self { pid: process::id(), pool, slot })
     }
 
@@ -60,7 +58,7 @@ impl PoolObject {
     /// The names of its symbols: to allocate and to free.
     #[getter]
     fn symbols(&self) -> (String, String) {
-        (format!("vramd_alloc_{}", self.slot), format!("vramd_free_{}", self.slot))
+        symbols::names_of(self.slot)
     }
 
     #[getter]

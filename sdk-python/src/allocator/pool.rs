@@ -16,7 +16,10 @@ use std::{
 
 use vramd_client::{Access, Bytes, Client, Error, Pinnable, Tier, cuda_ordinal};
 
-use super::arena::{Arena, GRANULE, Memory, PARTS_MAX};
+use super::{
+    arena::{Arena, GRANULE, Memory, PARTS_MAX},
+    symbols::Allocator,
+};
 use crate::error::Fault;
 
 /// How many arenas leave at once, so that a copy begins while the next request is on its way.
@@ -88,17 +91,6 @@ impl Pool {
         self.ordinal
     }
 
-    /// Allocates a segment. `None` if that fails; the reason is kept.
-    pub(super) fn alloc(&self, size: isize, device: i32) -> Option<usize> {
-        match self.try_alloc(size, device) {
-            Ok(address) => usize::try_from(address).ok(),
-            Err(error) => {
-                self.lock().refusal = Some(error);
-                None
-            }
-        }
-    }
-
     fn try_alloc(&self, size: isize, device: i32) -> Result<u64, Fault> {
         let invalid = || Fault::unfitting(format!("a segment cannot have {size} bytes"));
         let asked =
@@ -135,22 +127,6 @@ impl Pool {
         Ok(allocate(asked, self.wait)?)
     }
 
-    /// Frees a segment. An address that is not one of the pool's is ignored, as one that was freed before.
-    pub(super) fn free(&self, address: usize, stream: u64) {
-        let mut state = self.lock();
-        let address = address as u64;
-        if state.mode == Mode::Changing {
-            return state.freed_meanwhile.push(address);
-        }
-        if let Some(arena) = state.arena_of(address) {
-            arena.wait_for(stream);
-        }
-        let unused = state.free(address);
-        drop(state);
-        // The daemon gets it back, by the SDK's own thread.
-        drop(unused);
-    }
-
     pub(super) fn nbytes(&self) -> u64 {
         self.lock().arenas.values().map(Arena::held).sum()
     }
@@ -173,12 +149,6 @@ impl Pool {
 
     pub(super) fn close(&self) {
         self.lock().closed = true;
-    }
-
-    /// Whether it is closed and has no memory, so that nothing refers to its symbols any more.
-    pub(super) fn is_over(&self) -> bool {
-        let state = self.lock();
-        state.closed && state.mode != Mode::Changing && state.arenas.is_empty()
     }
 
     /// Has all memory leave the device: to a lower tier, or nowhere if its bytes are discarded. Addresses stay. If bytes
@@ -321,6 +291,39 @@ impl Pool {
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Allocator for Pool {
+    fn alloc(&self, size: isize, device: i32, _stream: u64) -> Option<usize> {
+        match self.try_alloc(size, device) {
+            Ok(address) => usize::try_from(address).ok(),
+            Err(error) => {
+                self.lock().refusal = Some(error);
+                None
+            }
+        }
+    }
+
+    /// An address that is not one of the pool's is ignored, as one that was freed before.
+    fn free(&self, address: usize, stream: u64) {
+        let mut state = self.lock();
+        let address = address as u64;
+        if state.mode == Mode::Changing {
+            return state.freed_meanwhile.push(address);
+        }
+        if let Some(arena) = state.arena_of(address) {
+            arena.wait_for(stream);
+        }
+        let unused = state.free(address);
+        drop(state);
+        // The daemon gets it back, by the SDK's own thread.
+        drop(unused);
+    }
+
+    fn is_over(&self) -> bool {
+        let state = self.lock();
+        state.closed && state.mode != Mode::Changing && state.arenas.is_empty()
     }
 }
 

@@ -16,10 +16,22 @@ use std::{
     },
 };
 
-use super::pool::Pool;
+use pyo3::{PyResult, exceptions::PyRuntimeError};
+
+/// The allocator behind a pair of symbols. It takes no GIL.
+pub(super) trait Allocator: Send + Sync {
+    /// Allocates a segment for work on a stream. `None` if that fails; the reason is kept.
+    fn alloc(&self, size: isize, device: i32, stream: u64) -> Option<usize>;
+
+    /// Frees a segment once the work of a stream is done.
+    fn free(&self, address: usize, stream: u64);
+
+    /// Whether it is closed and has no memory, so that nothing refers to its symbols any more.
+    fn is_over(&self) -> bool;
+}
 
 /// The number of pools that can live at once.
-pub(super) const SLOT_COUNT: usize = 64;
+const SLOT_COUNT: usize = 64;
 
 static SLOTS: [Slot; SLOT_COUNT] =
     [const { Slot { pid: AtomicU32::new(0), pool: Mutex::new(None) } }; SLOT_COUNT];
@@ -27,11 +39,11 @@ static SLOTS: [Slot; SLOT_COUNT] =
 struct Slot {
     /// The process that took it. A forked child does not touch a lock that a thread of its parent may have held.
     pid: AtomicU32,
-    pool: Mutex<Option<Arc<Pool>>>,
+    pool: Mutex<Option<Arc<dyn Allocator>>>,
 }
 
 /// Gives a pool its symbols, until it is closed and PyTorch has freed all of it. `None` if all are taken.
-pub(super) fn occupy(pool: &Arc<Pool>) -> Option<usize> {
+fn occupy(pool: Arc<dyn Allocator>) -> Option<usize> {
     SLOTS.iter().position(|slot| {
         if !matches!(slot.pid.load(Ordering::Acquire), pid if pid == 0 || pid == process::id()) {
             return false;
@@ -39,20 +51,35 @@ pub(super) fn occupy(pool: &Arc<Pool>) -> Option<usize> {
         let Ok(mut taken) = slot.pool.try_lock() else { return false };
         let is_free = taken.as_ref().is_none_or(|pool| pool.is_over());
         if is_free {
-            *taken = Some(Arc::clone(pool));
+            *taken = Some(Arc::clone(&pool));
             slot.pid.store(process::id(), Ordering::Release);
         }
         is_free
     })
 }
 
-fn pool_of(number: usize) -> Option<Arc<Pool>> {
+pub(super) fn occupy_or_raise<A: Allocator + 'static>(pool: &Arc<A>) -> PyResult<usize> {
+    let pool: Arc<dyn Allocator> = Arc::<A>::clone(pool);
+    occupy(pool).ok_or_else(|| {
+        PyRuntimeError::new_err(format!(
+            "{SLOT_COUNT} pools live in this process, and there can be no more: close some"
+        ))
+    })
+}
+
+/// The names of a pool's symbols: to allocate and to free.
+pub(super) fn names_of(slot: usize) -> (String, String) {
+    (format!("vramd_alloc_{slot}"), format!("vramd_free_{slot}"))
+}
+
+fn pool_of(number: usize) -> Option<Arc<dyn Allocator>> {
     let slot = SLOTS.get(number).filter(|slot| slot.pid.load(Ordering::Acquire) == process::id())?;
     slot.pool.lock().unwrap_or_else(PoisonError::into_inner).clone()
 }
 
-fn alloc(number: usize, size: isize, device: c_int) -> *mut c_void {
-    let address = catch_unwind(|| pool_of(number)?.alloc(size, device)).ok().flatten();
+fn alloc(number: usize, size: isize, device: c_int, stream: *mut c_void) -> *mut c_void {
+    let stream = stream.addr() as u64;
+    let address = catch_unwind(|| pool_of(number)?.alloc(size, device, stream)).ok().flatten();
     ptr::with_exposed_provenance_mut(address.unwrap_or(0))
 }
 
@@ -67,8 +94,8 @@ macro_rules! symbols {
         $(
             // SAFETY: an unmangled name must be no other library's. The prefix is this project's own.
             #[unsafe(no_mangle)]
-            extern "C" fn $alloc(size: isize, device: c_int, _stream: *mut c_void) -> *mut c_void {
-                alloc($number, size, device)
+            extern "C" fn $alloc(size: isize, device: c_int, stream: *mut c_void) -> *mut c_void {
+                alloc($number, size, device, stream)
             }
 
             // SAFETY: as above.

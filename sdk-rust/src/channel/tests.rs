@@ -188,7 +188,7 @@ fn mappings_outlive_the_channel_and_waiters_are_woken() {
 
 #[test]
 fn pressure_callback_runs_on_its_own_thread_and_may_panic() {
-    let device = Device { uuid: "GPU-5".to_owned(), index: 5, name: String::new() };
+    let device = Device { uuid: "GPU-5".to_owned(), index: 5, name: String::new(), simulated: false };
     let (sender, heard) = mpsc::channel();
     let on_pressure = OnPressure::new(move |told| {
         sender.send((thread::current().name().map(str::to_owned), told)).unwrap();

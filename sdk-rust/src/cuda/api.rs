@@ -155,7 +155,16 @@ impl Api {
         Ok(uuid.0)
     }
 
-    fn check(&self, call: &'static CStr, code: u32) -> Result<(), Fault> {
+    /// Finds a function that not every driver has. `None` if this one has not.
+    ///
+    /// # Safety
+    /// `F` is the type that `cuda.h` gives the function, and what is found is called only while this table exists.
+    pub(super) unsafe fn find_extra<F: Copy>(&self, symbol: &'static CStr) -> Option<F> {
+        // SAFETY: the caller names the function's own type.
+        unsafe { self.library.get::<F>(symbol) }.ok().map(|found| *found)
+    }
+
+    pub(super) fn check(&self, call: &'static CStr, code: u32) -> Result<(), Fault> {
         if code == SUCCESS {
             return Ok(());
         }

@@ -30,6 +30,10 @@ impl Opaque {
     pub(super) fn from_number(number: u64) -> Self {
         Self(ptr::without_provenance_mut(usize::try_from(number).unwrap_or(usize::MAX)))
     }
+
+    pub(super) const fn as_raw(self) -> *mut std::ffi::c_void {
+        self.0
+    }
 }
 
 // SAFETY: needed for the pointer, which this process never follows. The driver takes it from any thread.

@@ -103,6 +103,10 @@ impl Current<'_> {
         &self.context.driver.api
     }
 
+    pub(super) fn driver(&self) -> &Driver {
+        &self.context.driver
+    }
+
     pub(super) fn device(&self) -> Device {
         self.context.device
     }

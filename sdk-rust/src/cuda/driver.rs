@@ -4,13 +4,14 @@ use std::{
     env,
     path::{Path, PathBuf},
     process,
-    sync::{Arc, Mutex, PoisonError, Weak},
+    sync::{Arc, Mutex, OnceLock, PoisonError, Weak},
 };
 
 use super::{
     api::{Api, Device},
     context::Context,
     fault::{Fault, LoadError},
+    managed::ManagedCalls,
 };
 
 /// The driver's own name for its library. Not `libcuda.so`, which may be a stub where a toolkit is installed.
@@ -21,6 +22,8 @@ pub(crate) struct Driver {
     pub(super) api: Api,
     devices: Vec<VisibleDevice>,
     pid: u32,
+    /// Found at the first managed allocation.
+    managed: OnceLock<Option<ManagedCalls>>,
 }
 
 /// A device that this process sees.
@@ -51,7 +54,12 @@ impl Driver {
         let api = Api::open(path)?;
         let devices =
             visible_devices(&api).map_err(|fault| LoadError::Unusable { library: path.to_owned(), fault })?;
-        Ok(Self { api, devices, pid: process::id() })
+        Ok(Self { api, devices, pid: process::id(), managed: OnceLock::new() })
+    }
+
+    /// The calls for managed memory, if the driver has them.
+    pub(super) fn managed(&self) -> Option<&ManagedCalls> {
+        self.managed.get_or_init(|| ManagedCalls::find(&self.api)).as_ref()
     }
 
     /// Whether this process sees the device of a UUID as the daemon prints it.

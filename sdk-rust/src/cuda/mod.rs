@@ -33,6 +33,7 @@ mod event;
 mod fault;
 mod gpus;
 mod legacy;
+mod managed;
 mod stream;
 #[cfg(test)]
 mod tests;
@@ -49,3 +50,4 @@ pub(crate) use driver::Driver;
 pub(crate) use event::{Event, NotRecorded};
 pub(crate) use gpus::Gpus;
 pub(crate) use legacy::{HANDLE_BYTES, LegacyBlock};
+pub(crate) use managed::{Failure, Step};

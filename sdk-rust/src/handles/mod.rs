@@ -9,6 +9,7 @@ pub(crate) mod allocation;
 pub(crate) mod handle;
 pub(crate) mod info;
 pub(crate) mod load;
+pub(crate) mod managed;
 pub(crate) mod operations;
 pub(crate) mod quota;
 pub(crate) mod raw;

@@ -114,6 +114,31 @@ pub(crate) async fn claim_new(
     claim(style, session, made?, &initial_pins, ReleaseKind::Free, deadline).await
 }
 
+/// Charges managed memory: the daemon makes nothing for it. Earlier drops are completed first, since they may make the
+/// room.
+pub(crate) async fn charge(
+    style: CallStyle,
+    session: &ProcessBound<Session>,
+    spec: v1::AllocationSpec,
+    wait: Duration,
+) -> Result<AllocationInfo> {
+    let deadline = deadline_after(session, wait);
+    style.flush(session, deadline).await?;
+    let request = v1::AllocateBatchRequest {
+        session_id: session.id().get(),
+        request_id: RequestId::random().to_vec(),
+        items: vec![spec],
+        wait_ms: whole_millis(wait),
+    };
+    let on_abandon = OnAbandon(style.may_be_abandoned().then(|| {
+        let (session, request) = (session.clone(), request.clone());
+        move || undo_allocate(&session, request, wait)
+    }));
+    let charged = allocate(style, session, request, deadline).await;
+    on_abandon.end(&charged);
+    charged?.pop().ok_or_else(|| missing_field("allocation"))
+}
+
 async fn allocate(
     style: CallStyle,
     session: &Session,

@@ -21,6 +21,9 @@ pub struct OwnQuota {
     pub used: Bytes,
     /// The part of `used` that is cached: freed memory that the tenant's next allocations may reuse.
     pub cached: Bytes,
+    /// The part of `used` that is managed memory of this tenant's processes: ordered on the device, and not known to be
+    /// resident.
+    pub managed: Bytes,
     /// The part of `used` that was freed but that some process still has open.
     pub unreturned: Bytes,
     /// Bytes that the tenant can get now, cached memory included, while nothing moves and no other client asks.
@@ -41,6 +44,7 @@ impl From<v1::OwnQuota> for OwnQuota {
             limit: Bytes::new(wire.limit_bytes),
             used: Bytes::new(wire.used_bytes),
             cached: Bytes::new(wire.cached_bytes),
+            managed: Bytes::new(wire.managed_bytes),
             unreturned: Bytes::new(wire.unreturned_bytes),
             free: Bytes::new(wire.free_bytes),
             capacity: Bytes::new(wire.capacity_bytes),

@@ -28,7 +28,7 @@ use super::{
     space::{Base, Space, has_descriptor, is_of_cuda},
 };
 use crate::{
-    cuda::{Gpus, Imported},
+    cuda::{Context, Gpus, Imported},
     error::{Error, Result},
     pins::{Words, WordsView},
     session::pressure::Pressures,
@@ -118,6 +118,11 @@ impl Table {
     /// Whether [`Self::prepare`] may have devices to prepare.
     pub(crate) fn has_unknown_devices(&self) -> bool {
         self.mode == Mode::Map && self.gpus.has_unknown()
+    }
+
+    /// The context of a device of the daemon, retained while the session lives.
+    pub(crate) fn context_of_device(&self, index: u32) -> std::result::Result<Arc<Context>, String> {
+        self.gpus.context(index)
     }
 
     /// Prepares the devices whose memory a packet brings.

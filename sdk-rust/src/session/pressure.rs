@@ -191,7 +191,7 @@ mod tests {
     const PATIENCE: Duration = Duration::from_secs(20);
 
     fn device(index: u32) -> Device {
-        Device { uuid: format!("GPU-{index}"), index, name: String::new() }
+        Device { uuid: format!("GPU-{index}"), index, name: String::new(), simulated: true }
     }
 
     fn wire(device: u32, tier: Tier, level: PressureLevel) -> v1::Pressure {

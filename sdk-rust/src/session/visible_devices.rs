@@ -35,7 +35,8 @@ mod tests {
 
     #[test]
     fn some_but_not_all_visible_devices_narrow_the_session() {
-        let device = |index: u32| Device { uuid: format!("GPU-{index}"), index, name: String::new() };
+        let device =
+            |index: u32| Device { uuid: format!("GPU-{index}"), index, name: String::new(), simulated: true };
         let shown: Vec<_> = (0..3).map(device).collect();
         let seen = |wanted: &'static [&'static str]| some_but_not_all(&shown, |uuid| wanted.contains(&uuid));
         assert_eq!(seen(&["GPU-2", "GPU-0", "GPU-9"]), Some(vec!["GPU-0".to_owned(), "GPU-2".to_owned()]));

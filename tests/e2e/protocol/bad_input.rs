@@ -240,10 +240,10 @@ fn unknown_devices_are_refused() {
 #[test]
 fn undefined_enum_values_are_refused() {
     let scene = Scene::new();
-    for kind in [2, 3] {
-        scene.allocation(AllocationSpec { kind, ..spec(MIB) }, Reason::KindUnsupported);
-    }
-    for bad in [AllocationSpec { kind: 99, ..spec(MIB) }, AllocationSpec { lifetime: 99, ..spec(MIB) }] {
+    scene.allocation(AllocationSpec { kind: 2, ..spec(MIB) }, Reason::KindUnsupported);
+    let named_managed = AllocationSpec { kind: 3, name: Some("managed".to_owned()), ..spec(MIB) };
+    let undefined = [AllocationSpec { kind: 99, ..spec(MIB) }, AllocationSpec { lifetime: 99, ..spec(MIB) }];
+    for bad in undefined.into_iter().chain([named_managed]) {
         scene.allocation(bad, Reason::RequestInvalid);
     }
     for tier in [Tier::Host, Tier::Disk] {

@@ -183,8 +183,8 @@ fn tenants_beyond_the_limit_are_summed() {
     let daemon = many_tenants();
     let scrape = scrape(&daemon);
     let named = scrape.lines().filter(|line| line.starts_with("vramd_quota_limit_bytes{")).count();
-    // Beside eight devices with five states of memory each.
-    let tenants = (512 - 8 * 5) / 8;
+    // Beside eight devices with six states of memory each.
+    let tenants = (512 - 8 * 6) / 8;
     assert_eq!(named, (tenants + 1) * 8, "one of them is all the others");
     assert_eq!(sum(&scrape, "vramd_quota_limit_bytes{"), (150 * 8 * 10 * MIB) as f64);
     assert!(scrape.contains("vramd_tenant=\"_other\""));

@@ -166,7 +166,12 @@ fn device_index(input: &mut Unstructured<'_>) -> Result<DeviceIndex> {
 }
 
 fn device(index: u16) -> v1::Device {
-    v1::Device { uuid: format!("GPU-{index}"), index: u32::from(index), name: "sim".to_owned() }
+    v1::Device {
+        uuid: format!("GPU-{index}"),
+        index: u32::from(index),
+        name: "sim".to_owned(),
+        simulated: true,
+    }
 }
 
 fn reference(part: &PartRef) -> v1::PartRef {

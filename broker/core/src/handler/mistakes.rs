@@ -4,7 +4,7 @@ use vramd_types::{AllocationId, Bytes, DeviceIndex, ExtentId, GRANULARITY, PartI
 
 use crate::{
     broker::Broker,
-    event::{CallId, PartRef, PartSpan, RequestKey, Tier},
+    event::{CallId, Kind, PartRef, PartSpan, RequestKey, Tier},
     eviction::AdviceChange,
     handler::mapping::frames::InitialMaps,
     ledger::{Charge, Ledger, Place, Quota, Reservation},
@@ -21,6 +21,13 @@ use crate::{
     time::Time,
     view::StoredQuota,
 };
+
+/// The managed bytes that plans request in a place, for `ManagedUnasked`.
+pub(crate) fn managed_on(plans: &[AllocationPlan], place: Place) -> Bytes {
+    let managed = plans.iter().filter(|plan| plan.spec.kind == Kind::Managed);
+    let there = managed.filter(|plan| Place::device(plan.device) == place);
+    there.fold(Bytes::ZERO, |sum, plan| sum.saturating_add(plan.span))
+}
 
 impl Broker {
     /// Returns the backing of another part of that size, for `WrittenBackToAnother`.

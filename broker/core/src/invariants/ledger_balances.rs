@@ -58,6 +58,9 @@ fn recompute(broker: &Broker, scope: &Scope) -> BTreeMap<(TenantId, Place), Acco
             }
         }
     }
+    for (_, it) in broker.managed.iter() {
+        add((it.tenant(), it.place()), it.bytes(), |a| &mut a.settled);
+    }
     for (_, backing) in broker.moves.backings.iter() {
         if let Backing::Reserved(it) = backing {
             add((it.tenant(), it.place()), it.bytes(), |a| &mut a.reserved);

@@ -45,6 +45,8 @@ registry! {
         "No admission and no quota makes the sum of the larger of guarantee and charge exceed the capacity.";
     STORED = "INV-LEDGER-6", Oracle "accounting/stored.rs",
         "A write of quotas makes one accepted change of the earlier content, keeps rows of absent devices, and has the ids of the last requests.";
+    MANAGED = "INV-LEDGER-7", Oracle "accounting/managed.rs",
+        "Managed memory is charged to the tenant of its session until it is freed or the session ends; it is never attached, sealed or shown as resident.";
     EXTENTS = "INV-EXTENT-1", Recomputed "extent_backing.rs",
         "Every extent that is not cached backs one part of an existing allocation, and every such part has one extent.";
     EXTENT_RELEASED = "INV-EXTENT-2", Recomputed "extent_released.rs",

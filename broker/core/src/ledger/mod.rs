@@ -277,6 +277,20 @@ impl Ledger {
         Charge::new(tenant, place, bytes)
     }
 
+    /// Charges bytes that a client is about to allocate in its own process: the daemon creates nothing for them.
+    pub(crate) fn charge_managed(
+        &mut self,
+        tenant: TenantId,
+        place: Place,
+        bytes: Bytes,
+    ) -> Result<Charge, Shortage> {
+        let admitted = self.admit(tenant, place, bytes);
+        planted!(self, ManagedUnasked => admitted = Ok(()));
+        admitted?;
+        self.change(tenant, place, |account| account.settled.checked_add(bytes).map(|b| account.settled = b));
+        Ok(Charge::new(tenant, place, bytes))
+    }
+
     /// Ends a reservation: the memory will not be created.
     pub(crate) fn cancel(&mut self, reservation: Reservation) {
         let (tenant, place, bytes) = reservation.redeem();

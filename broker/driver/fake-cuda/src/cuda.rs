@@ -9,7 +9,7 @@ use std::{
 };
 
 use crate::{
-    holders,
+    holders, managed,
     memory::{
         self, CURRENT, INVALID_VALUE, Piece, Range, World, attach, copy, detach, get, give_back, protect,
         put, reserve, world,
@@ -182,9 +182,9 @@ const IN_HOST: u32 = 3;
 
 #[derive(Clone, Copy, Default)]
 #[repr(C)]
-struct Location {
-    kind: u32,
-    id: c_int,
+pub(crate) struct Location {
+    pub(crate) kind: u32,
+    pub(crate) id: c_int,
 }
 
 #[unsafe(no_mangle)]
@@ -387,6 +387,9 @@ extern "C" fn cuMemAlloc_v2(address: *mut u64, size: usize) -> u32 {
 #[unsafe(no_mangle)]
 extern "C" fn cuMemFree_v2(address: u64) -> u32 {
     begin!("cuMemFree_v2");
+    if let Some(code) = managed::free(address) {
+        return code;
+    }
     unmap_block(address)
 }
 

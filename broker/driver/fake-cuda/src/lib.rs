@@ -50,6 +50,7 @@ mod cuda;
 mod fake;
 mod holders;
 mod links;
+mod managed;
 mod memory;
 mod nvml;
 mod script;

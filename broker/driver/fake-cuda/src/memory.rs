@@ -35,6 +35,8 @@ pub(crate) struct World {
     pub(crate) handles: HashMap<u64, Piece>,
     pub(crate) next: u64,
     pub(crate) ranges: BTreeMap<u64, Range>,
+    /// Managed memory, with its size.
+    pub(crate) managed: BTreeMap<u64, usize>,
     /// By `cuMemHostRegister`.
     pub(crate) registered: HashMap<usize, usize>,
     /// For each device: how often its context is retained, and the context's memory.

@@ -248,6 +248,7 @@ pub(in crate::grpc) fn quota(view: QuotaView) -> v1::Quota {
         default_quota: view.default_quota,
         device_absent: view.device_absent,
         cached_bytes: in_force.cached.get(),
+        managed_bytes: in_force.managed.get(),
     }
 }
 
@@ -260,6 +261,7 @@ pub(in crate::grpc) fn own_quota(view: OwnQuotaView) -> v1::OwnQuota {
         limit_bytes: view.in_force.limit.get(),
         used_bytes: view.in_force.charged.get(),
         cached_bytes: view.in_force.cached.get(),
+        managed_bytes: view.in_force.managed.get(),
         unreturned_bytes: view.in_force.unreturned.get(),
         free_bytes: view.free.get(),
         capacity_bytes: view.capacity.get(),
@@ -288,7 +290,12 @@ pub(in crate::grpc) fn device(view: DeviceView) -> v1::DeviceStatus {
     let below =
         |view: Option<TierView>| view.map_or(v1::PressureLevel::Unspecified, |view| level(view.pressure));
     v1::DeviceStatus {
-        device: Some(v1::Device { uuid: view.uuid, index: view.index.0.into(), name: view.name }),
+        device: Some(v1::Device {
+            uuid: view.uuid,
+            index: view.index.0.into(),
+            name: view.name,
+            ..Default::default()
+        }),
         total_bytes: view.total.get(),
         capacity_bytes: view.capacity.get(),
         held_bytes: view.charged.get(),
@@ -298,6 +305,7 @@ pub(in crate::grpc) fn device(view: DeviceView) -> v1::DeviceStatus {
         committed_bytes: view.committed.get(),
         shortfall_bytes: view.shortfall.get(),
         cached_bytes: view.cached.get(),
+        managed_bytes: view.managed.get(),
         host_capacity_bytes: view.host.map_or(0, |host| host.capacity.get()),
         host_held_bytes: view.host.map_or(0, |host| host.charged.get()),
         disk_capacity_bytes: view.disk.map_or(0, |disk| disk.capacity.get()),
@@ -482,6 +490,7 @@ mod tests {
             cached: Bytes::ZERO,
             cached_smaller: Bytes::ZERO,
             cached_larger: Bytes::ZERO,
+            managed: Bytes::ZERO,
             host: Some(tier),
             disk: None,
             moving_in: Bytes::ZERO,

@@ -20,7 +20,12 @@ fn table(fake: &FakeDriver) -> Table {
     let uuid = "GPU-a0a0a0a0-a0a0-a0a0-a0a0-a0a0a0a0a0a0".to_owned();
     let other = "GPU-a1a1a1a1-a1a1-a1a1-a1a1-a1a1a1a1a1a1".to_owned();
     // The daemon's order is not the process's.
-    let devices = [(3, uuid), (1, other)].map(|(index, uuid)| Device { uuid, index, name: String::new() });
+    let devices = [(3, uuid), (1, other)].map(|(index, uuid)| Device {
+        uuid,
+        index,
+        name: String::new(),
+        simulated: false,
+    });
     let gpus = Gpus::new(&devices).with_driver(&fake.driver);
     Table::new(Mode::Map, gpus, Words::own().unwrap(), Pressures::default())
 }

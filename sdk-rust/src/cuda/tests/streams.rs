@@ -33,7 +33,7 @@ const OF_ANOTHER_CONTEXT: u64 = 0xd001;
 /// Device memory that is allocated, and let go of by its handle.
 fn start(fake: &FakeDriver, patience: Duration) -> (Pinning, Allocation) {
     let uuid = "GPU-a0a0a0a0-a0a0-a0a0-a0a0-a0a0a0a0a0a0".to_owned();
-    let device = Device { uuid, index: 0, name: String::new() };
+    let device = Device { uuid, index: 0, name: String::new(), simulated: false };
     let daemon = Pinning::start(Gpus::new(&[device]).with_driver(&fake.driver), patience);
     daemon.map(
         vec![MapPart { handle_type: HandleType::VmmFd.into(), ..part(7, 0, 1, MapAccess::ReadWrite) }],

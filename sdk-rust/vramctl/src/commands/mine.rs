@@ -71,6 +71,7 @@ fn quota_rows(quotas: &[OwnQuota], output: &Output) -> String {
         Column::number("USED").always(),
         Column::number("FREE").always(),
         Column::number("CACHED"),
+        Column::number("MANAGED"),
         Column::number("UNRETURNED"),
         Column::text("NOTE"),
     ];
@@ -85,6 +86,7 @@ fn quota_rows(quotas: &[OwnQuota], output: &Output) -> String {
                 size_or_dash(quota.used.get()),
                 size_or_dash(quota.free.get()),
                 size_or_dash(quota.cached.get()),
+                size_or_dash(quota.managed.get()),
                 size_or_dash(quota.unreturned.get()),
                 if quota.is_default { "default" } else { "" }.to_owned(),
             ]
@@ -134,6 +136,7 @@ fn quota_json(quota: &OwnQuota) -> Value {
         "used_bytes": quota.used.get(),
         "free_bytes": quota.free.get(),
         "cached_bytes": quota.cached.get(),
+        "managed_bytes": quota.managed.get(),
         "unreturned_bytes": quota.unreturned.get(),
         "capacity_bytes": quota.capacity.get(),
         "default_quota": quota.is_default,

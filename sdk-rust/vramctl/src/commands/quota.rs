@@ -139,6 +139,7 @@ pub(crate) fn rows(quotas: &[v1::Quota], names: &DeviceNames) -> String {
         Column::number("CHARGED").always(),
         Column::number("RESERVED"),
         Column::number("CACHED"),
+        Column::number("MANAGED"),
         Column::number("UNRETURNED"),
         Column::text("NOTE"),
     ];
@@ -158,6 +159,7 @@ pub(crate) fn rows(quotas: &[v1::Quota], names: &DeviceNames) -> String {
                 size_or_dash(quota.held_bytes),
                 size_or_dash(quota.reserved_bytes),
                 size_or_dash(quota.cached_bytes),
+                size_or_dash(quota.managed_bytes),
                 size_or_dash(quota.unreturned_bytes),
                 note(quota).to_owned(),
             ]
@@ -178,6 +180,7 @@ pub(crate) fn to_json(quota: &v1::Quota) -> Value {
         "held_bytes": in_force(quota.held_bytes),
         "reserved_bytes": in_force(quota.reserved_bytes),
         "cached_bytes": in_force(quota.cached_bytes),
+        "managed_bytes": in_force(quota.managed_bytes),
         "unreturned_bytes": in_force(quota.unreturned_bytes),
         "default_quota": quota.default_quota,
         "device_absent": quota.device_absent,

@@ -52,6 +52,7 @@ mod tests {
                 uuid: format!("GPU-{index}7f4a1c2-93be-4d21-a0c5-6f1e2d3c4b5a"),
                 index,
                 name: "NVIDIA H100 80GB HBM3".to_owned(),
+                ..Default::default()
             }),
             total_bytes: 79 * GIB + (GIB / 3),
             capacity_bytes: 78 * GIB + (GIB / 3),

@@ -230,7 +230,12 @@ impl Oracle {
 
     pub fn observe_command(&mut self, command: &Command, broker: &Broker) {
         self.learn_sealed(broker);
-        if !matches!(command, Command::CreateExtent { .. } | Command::Notice(Notice::Reused { .. })) {
+        let makes_batch = matches!(
+            command,
+            Command::CreateExtent { .. }
+                | Command::Notice(Notice::Reused { .. } | Notice::ManagedCharged { .. })
+        );
+        if !makes_batch {
             self.reserve_batch_backing();
         }
         match command {
@@ -295,6 +300,12 @@ impl Oracle {
             Command::ReleaseExtent { extent } => self.check_release(*extent),
             Command::Digest { allocation, spans } => self.check_digest(*allocation, spans),
             Command::StoreQuotas(stored) => self.stage_quotas(stored),
+            Command::Notice(Notice::ManagedCharged { allocation, session, device, bytes }) => {
+                self.record_managed(*allocation, *session, *device, *bytes);
+            }
+            Command::Notice(Notice::AllocationGone { allocation, .. }) => {
+                self.record_managed_end(*allocation)
+            }
             Command::Notice(Notice::Cached { extent, .. }) => self.check_cached(*extent),
             Command::Notice(Notice::Reused { extent, part }) => {
                 self.forget_unmade(broker);
@@ -442,6 +453,7 @@ impl Oracle {
         self.check_queue_length();
         self.check_expected_refusal();
         self.expect_session_memory_freed(broker);
+        self.check_managed_sessions();
         self.forget_uncertain_fences();
         self.check_in_place_unmaps();
         self.check_stalls();

@@ -279,8 +279,9 @@ impl Oracle {
                 }
                 // While anything leaves, waiters that the driver failed wait for that.
                 let is_leaving = self.is_something_leaving(usize::from(device.0));
+                let managed = self.managed_in(usize::from(device.0));
                 let place = &mut self.facts.places[usize::from(device.0)];
-                place.unbrokered = unbrokered.get();
+                place.unbrokered = unbrokered.get().saturating_sub(managed);
                 place.contexts = u64::from(*contexts);
                 place.surveying = false;
                 if !std::mem::take(&mut place.survey_outdated) {

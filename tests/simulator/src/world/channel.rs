@@ -1,6 +1,6 @@
 //! Channels: opening, sending in order, and the ways in which they end.
 
-use broker_core::{CallId, ChannelId, DaemonFrame, Event, Hello, PartRef, Refusal, Reply};
+use broker_core::{CallId, ChannelId, DaemonFrame, Event, Hello, Kind, PartRef, Refusal, Reply};
 use vramd_types::SessionId;
 
 use super::{
@@ -187,6 +187,13 @@ impl World {
         let Some(process) = caller.and_then(|pid| self.processes.get_mut(&pid)) else { return };
         match outcome {
             Ok(Reply::Allocated(views)) => {
+                let devices = &self.scenario.config.devices;
+                for view in
+                    views.iter().filter(|view| view.kind == Kind::Managed && view.owner == process.session)
+                {
+                    let device = devices.iter().position(|device| device.uuid == view.device);
+                    process.managed.insert(view.id, (device.unwrap_or_default(), view.size.get()));
+                }
                 for view in views.iter().filter(|view| view.owner == process.session) {
                     if process.known.iter().all(|known| known.id != view.id) {
                         process.known.push(Known { id: view.id, own: true });
@@ -203,6 +210,8 @@ impl World {
             }
             Ok(Reply::Released(items)) => {
                 process.known.retain(|known| items.iter().all(|(id, _)| *id != known.id || known.own));
+                let freed = items.iter().filter(|(_, result)| result.is_ok());
+                freed.for_each(|(id, _)| _ = process.managed.remove(id));
             }
             Err(Refusal::SessionLost { session }) if process.session == Some(session) => {
                 process.lose_session();

@@ -308,6 +308,7 @@ impl World {
         gone.iter().for_each(|id| _ = self.driver.pieces.remove(id));
         let orphans = self.driver.pieces.values().filter(|piece| piece.orphan && piece.device == device);
         let held = Bytes::checked_sum(orphans.map(|piece| piece.size)).unwrap_or(Bytes::MAX);
+        let held = held.saturating_add(self.resident_managed(device));
         let unbrokered = held.saturating_add(self.driver.other_programs[usize::from(device.0)]);
         let contexts = self.driver.dice.index(clients + 1);
         let contexts = u32::try_from(contexts).unwrap_or(u32::MAX);
@@ -318,6 +319,16 @@ impl World {
             contexts,
             host_missing,
         }));
+    }
+
+    /// How much of the processes' managed memory lies on the device now: any part of it may.
+    fn resident_managed(&mut self, device: DeviceIndex) -> Bytes {
+        let of_all = self.processes.values().flat_map(|process| process.managed.values());
+        let on_device = of_all.filter(|(of, _)| *of == usize::from(device.0)).map(|(_, bytes)| bytes);
+        match on_device.sum::<u64>() {
+            0 => Bytes::ZERO,
+            all => Bytes::new(all / self.driver.dice.one(&[1, 1, 2, 8])),
+        }
     }
 
     /// Host memory that other programs have, except where the daemon's extents lie.

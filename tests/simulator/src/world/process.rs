@@ -19,6 +19,8 @@ pub(super) struct Process {
     /// Earlier sessions of this process.
     pub(super) past: Vec<SessionId>,
     pub(super) known: Vec<Known>,
+    /// Managed memory that it has allocated, with its device: it stays until the process frees it or ends.
+    pub(super) managed: BTreeMap<AllocationId, (usize, u64)>,
     pub(super) asked: Vec<(RequestKey, ClientRequest)>,
     /// References to each extent, by descriptors and mappings. An extent's memory is free once it has none.
     pub(super) references: BTreeMap<ExtentId, u32>,
@@ -57,6 +59,7 @@ impl Process {
             session: None,
             past: Vec::new(),
             known: Vec::new(),
+            managed: BTreeMap::new(),
             asked: Vec::new(),
             references: BTreeMap::new(),
             burst: 0,

@@ -245,6 +245,9 @@ impl World {
             0 if unpinned && !discardable => self.larger_than_device(dice),
             _ => (size, part_size),
         };
+        if kind == Kind::Managed && dice.chance(850) {
+            return AllocationSpec { device, ..spec(size, kind) };
+        }
         AllocationSpec {
             size,
             device,

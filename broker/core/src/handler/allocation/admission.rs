@@ -49,7 +49,10 @@ impl Broker {
         {
             return Err(Refusal::NameInvalid { field: "readers", name: bad.clone() });
         }
-        let part_count = usize::try_from(part_count).unwrap_or(usize::MAX);
+        let part_count = match spec.kind {
+            Kind::Managed => 0,
+            Kind::Movable | Kind::Fixed => usize::try_from(part_count).unwrap_or(usize::MAX),
+        };
         Ok(AllocationPlan { device, part_size, span, part_count, spec, file: None })
     }
 
@@ -69,7 +72,7 @@ impl Broker {
                 problem("discardable", "fixed memory never leaves its device, so it is never dropped")
             }
             Kind::Fixed if spec.unpinned => problem("unheld", FIXED_STAYS),
-            Kind::Managed => Err(Refusal::KindUnsupported { kind: "managed" }),
+            Kind::Managed => check_managed(spec),
             Kind::Fixed if !makes_fixed => Err(Refusal::KindUnsupported { kind: "fixed" }),
             Kind::Fixed if spec.lifetime == Lifetime::Persistent => {
                 problem("lifetime", "fixed memory is never sealed, so it ends with its session")
@@ -199,6 +202,24 @@ impl Broker {
         }
         self.check_counts(tenant, plans)?;
         self.check_slots(session, parts_of(plans))
+    }
+}
+
+/// Checks that managed memory requests nothing that only memory of the daemon can have.
+fn check_managed(spec: &AllocationSpec) -> Result<(), Refusal> {
+    let fields = [
+        ("name", spec.name.is_some()),
+        ("lifetime", spec.lifetime == Lifetime::Persistent),
+        ("readers", !spec.readers.is_empty()),
+        ("replace", spec.replace),
+        ("part_size_bytes", spec.part_size.is_some()),
+        ("unheld", spec.unpinned),
+        ("discardable", spec.discardable),
+    ];
+    let problem = "managed memory lies in the client's own process: it has a size and a device alone";
+    match fields.into_iter().find(|(_, is_set)| *is_set) {
+        Some((field, _)) => Err(Refusal::RequestInvalid { field, problem }),
+        None => Ok(()),
     }
 }
 

@@ -7,12 +7,13 @@
 use std::{sync::Arc, time::Duration};
 
 use smallvec::SmallVec;
-use vramd_types::{AllocationId, Bytes, PartIndex, SessionId};
+use vramd_types::{AllocationId, Bytes, DeviceIndex, PartIndex, SessionId};
 
 use crate::{
     broker::Broker,
+    command::Notice,
     error::Refusal,
-    event::{AllocationSpec, PartRef, Tier},
+    event::{AllocationSpec, Kind, PartRef, Tier},
     follow_up::Fact,
     handler::{Start, Started, allocation::load_file::FilePiece, extents::create_extent::ExtentOrder},
     invariants,
@@ -146,6 +147,9 @@ impl Broker {
             op: Some(op),
             waiting_ops: SmallVec::new(),
         };
+        if spec.kind == Kind::Managed {
+            self.charge_managed(id, (session, tenant), device, span)?;
+        }
         let waited_for = lazy && self.has_waiters_on(device);
         let mut ordered = 0;
         let parts = (0..).map(PartIndex).take(part_count).map(|index| {
@@ -192,6 +196,25 @@ impl Broker {
             }
         }
         Ok((id, ordered))
+    }
+
+    /// Charges memory that the client will allocate in its own process.
+    fn charge_managed(
+        &mut self,
+        id: AllocationId,
+        (session, tenant): (SessionId, TenantId),
+        device: DeviceIndex,
+        bytes: Bytes,
+    ) -> Result<(), Refusal> {
+        let place = Place::device(device);
+        match self.ledger.charge_managed(tenant, place, bytes) {
+            Ok(charge) => {
+                self.managed.insert(id, charge);
+                self.push_notice(Notice::ManagedCharged { allocation: id, session, device, bytes });
+                Ok(())
+            }
+            Err(shortage) => Err(self.shortage_refusal(tenant, place, shortage, bytes)),
+        }
     }
 
     /// Ends a batch if all its extents are created, or failed.

@@ -37,6 +37,9 @@ impl Broker {
             AllocationState::Freeing => return Err(not_found),
             _ => return Err(Refusal::NotSealed { allocation: id }),
         }
+        if allocation.kind == Kind::Managed {
+            return Err(Refusal::KindUnsupported { kind: "attached managed" });
+        }
         let problem = |problem| Err(Refusal::RequestInvalid { field: "unheld", problem });
         if unpinned && allocation.kind == Kind::Fixed {
             return problem(FIXED_STAYS);

@@ -362,10 +362,22 @@ impl Broker {
             return false;
         }
         self.note_allocation(id, |allocation, tenant| Notice::AllocationGone { allocation, tenant });
+        self.discharge_managed(id);
         let removed = self.allocations.remove(id);
         self.forget_uses(id);
         self.notify_operations(id, &removed.map(|allocation| allocation.waiting_ops).unwrap_or_default());
         true
+    }
+}
+
+impl Broker {
+    /// Ends the charge of managed memory: the client has freed it, or has ended.
+    fn discharge_managed(&mut self, id: AllocationId) {
+        planted!(self, ManagedChargeKept => return);
+        if let Some(charge) = self.managed.take(id) {
+            self.ledger.discharge(charge);
+            self.follow_ups.push(Fact::RoomFreed);
+        }
     }
 }
 

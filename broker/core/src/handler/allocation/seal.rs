@@ -27,8 +27,10 @@ impl Broker {
             }
             _ => return Err(Refusal::AlreadySealed { allocation: id }),
         }
-        if allocation.kind == Kind::Fixed {
-            return Err(Refusal::KindUnsupported { kind: "sealed fixed" });
+        match allocation.kind {
+            Kind::Movable => {}
+            Kind::Fixed => return Err(Refusal::KindUnsupported { kind: "sealed fixed" }),
+            Kind::Managed => return Err(Refusal::KindUnsupported { kind: "sealed managed" }),
         }
         if allocation.discardable {
             return Err(Refusal::KindUnsupported { kind: "sealed discardable" });

@@ -25,6 +25,10 @@ impl Broker {
         let is_first = *done == 1;
         let (place, host) = (Place::device(device), Place { device, tier: Tier::Host });
         let before = [place, host].map(|place| (place, self.fill(place)));
+        // The driver counts resident pages of managed memory as another program's, and its tenant is charged for them.
+        let explained = self.managed.sum_in(place);
+        planted!(self, ManagedCountedTwice => explained = Bytes::ZERO);
+        let unbrokered = unbrokered.saturating_sub(explained);
         if self.ledger.balances(place).is_some_and(|balances| balances.unbrokered() != unbrokered) {
             self.push_notice(Notice::Unbrokered { device, bytes: unbrokered });
         }

@@ -33,9 +33,7 @@ impl Broker {
         if allocation.state == AllocationState::Freeing {
             return Err(not_found());
         }
-        if allocation.kind != Kind::Movable {
-            return Err(Refusal::KindUnsupported { kind: "advised fixed" });
-        }
+        check_takes_advice(allocation.kind)?;
         let is_withdrawal = match advice {
             Advice::SetAccessedBy => false,
             Advice::UnsetAccessedBy => true,
@@ -122,9 +120,7 @@ impl Broker {
         change: Option<Retention>,
     ) -> Start {
         let (id, allocation) = self.find_settled(target)?;
-        if allocation.kind != Kind::Movable {
-            return Err(Refusal::KindUnsupported { kind: "advised fixed" });
-        }
+        check_takes_advice(allocation.kind)?;
         let part_count = allocation.part_count();
         let parts = Self::span_of(allocation, parts)?;
         let (tenant, in_place, now) = (allocation.tenant, allocation.in_place, self.shell.now);
@@ -211,5 +207,14 @@ impl Broker {
         if !self.moves.migrations.contains(part) && self.is_in_place(part) {
             self.serve_part_waiters(part);
         }
+    }
+}
+
+/// Whether memory of the kind takes advice: the daemon places it, and it may leave its device.
+const fn check_takes_advice(kind: Kind) -> Result<(), Refusal> {
+    match kind {
+        Kind::Movable => Ok(()),
+        Kind::Fixed => Err(Refusal::KindUnsupported { kind: "advised fixed" }),
+        Kind::Managed => Err(Refusal::KindUnsupported { kind: "advised managed" }),
     }
 }

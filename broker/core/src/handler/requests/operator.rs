@@ -6,7 +6,7 @@ use crate::{
     broker::Broker,
     command::{Command, DaemonFrame, Notice, RevokeReason},
     error::Refusal,
-    event::{CallId, OperatorRequest, RequestKey, Target},
+    event::{CallId, Kind, OperatorRequest, RequestKey, Target},
     follow_up::Fact,
     handler::{Start, Started},
     ops::{MoveGoal, OpKind, Requester},
@@ -115,6 +115,10 @@ impl Broker {
     /// its mappings.
     fn free_for_operator(&mut self, op: OpId, target: &Target) -> Start {
         let (id, allocation) = self.find_any(target)?;
+        if allocation.kind == Kind::Managed {
+            // The memory would stay in its process, and no tenant would be charged for it.
+            return Err(Refusal::KindUnsupported { kind: "freed managed" });
+        }
         let answers = |id: &SessionId| self.sessions.get(*id).is_some_and(|session| session.channel_open);
         let owner = allocation.owner.filter(answers);
         planted!(self, OwnerKeepsFreed => owner = None);

@@ -67,7 +67,8 @@ impl Broker {
         let (id, allocation) = self.find_any(target)?;
         match allocation.kind {
             Kind::Fixed => Err(Refusal::KindUnsupported { kind }),
-            Kind::Movable | Kind::Managed => Ok(id),
+            Kind::Managed => Err(Refusal::KindUnsupported { kind: "moved managed" }),
+            Kind::Movable => Ok(id),
         }
     }
 

@@ -28,6 +28,7 @@ impl Broker {
             let recycled = self.cached_sizes(&cached);
             all_cached.extend(cached);
             let fresh = requested.saturating_sub(recycled);
+            planted!(self, ManagedUnasked => fresh = fresh.saturating_sub(crate::handler::mistakes::managed_on(plans, place)));
             if !fresh.is_zero()
                 && let Err(shortage) = self.ledger.admit(tenant, place, fresh)
             {

@@ -33,7 +33,12 @@ fn uuid(index: u32) -> String {
 /// A node of two devices in the middle of a working day.
 fn snapshot() -> Snapshot {
     let device = |index: u32, held: u64, pressure: v1::PressureLevel| v1::DeviceStatus {
-        device: Some(v1::Device { uuid: uuid(index), index, name: "NVIDIA H100 80GB HBM3".to_owned() }),
+        device: Some(v1::Device {
+            uuid: uuid(index),
+            index,
+            name: "NVIDIA H100 80GB HBM3".to_owned(),
+            ..Default::default()
+        }),
         total_bytes: 80 * GIB,
         capacity_bytes: 78 * GIB,
         held_bytes: held,

@@ -102,7 +102,7 @@ impl Oracle {
     }
 
     /// Records new memory. Returns the tenant whose batch it is for.
-    pub(crate) fn record_new_memory(&mut self, id: ExtentId) -> Option<Tenant> {
+    pub(crate) fn record_new_memory(&mut self, id: impl std::fmt::Display) -> Option<Tenant> {
         self.expect_not_draining(id);
         self.step.created_count += 1;
         let session = match &self.step.call {

@@ -4,5 +4,6 @@ mod admission;
 mod cached;
 pub(super) mod extents;
 pub(super) mod ledger;
+pub(super) mod managed;
 pub(super) mod places;
 pub(super) mod stored;

@@ -17,7 +17,10 @@ use broker_core::{
 use vramd_types::{AllocationId, CopyClass, ExtentId, PartIndex, Quantity, SessionId, Shares, WaitId};
 
 use super::{
-    accounting::stored::{Staged, StoredRequests},
+    accounting::{
+        managed::ManagedFacts,
+        stored::{Staged, StoredRequests},
+    },
     line::{
         entries::{BatchKey, Failed},
         needs::WaiterNeeds,
@@ -198,6 +201,8 @@ pub(crate) struct Facts {
     pub(crate) needs: BTreeMap<WaitId, WaiterNeeds>,
     /// Batches for which a driver had no memory.
     pub(crate) failed_batches: BTreeMap<BatchKey, Failed>,
+    /// Charges of managed memory.
+    pub(crate) managed: BTreeMap<AllocationId, ManagedFacts>,
     /// The limit of extents was reached since the last survey.
     pub(crate) extents_ran_out: bool,
     /// Content that was last written to each part, where the oracle knows it.

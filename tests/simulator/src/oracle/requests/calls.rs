@@ -1,7 +1,7 @@
 //! Every call is answered once: with what was requested, or refused for a possible reason.
 
 use broker_core::{
-    Advice, Adviser, AllocationSpec, AllocationState, AllocationView, Broker, CallId, ClientRequest,
+    Advice, Adviser, AllocationSpec, AllocationState, AllocationView, Broker, CallId, ClientRequest, Kind,
     Lifetime, OperatorRequest, Refusal, Released, Reply, Retention, Target, Tier, invariants::CALLS,
 };
 use vramd_types::{AllocationId, GRANULARITY, SessionId};
@@ -115,6 +115,7 @@ impl Oracle {
                 }
             }
             (ClientRequest::Seal(id), Reply::Sealed(view)) => {
+                self.expect_not_managed(view.id, "sealed");
                 *id == view.id && self.check_seal_reply(view, broker)
             }
             (ClientRequest::Advise(id, advice), Reply::Advised(view)) => {
@@ -180,6 +181,7 @@ impl Oracle {
             return;
         }
         self.record_allocation_id(view.id);
+        self.check_managed_reply(view);
         let allocation = self.new_allocation_facts(by, spec, view);
         self.facts.allocations.insert(view.id, allocation);
         self.learn_name(view.id, broker);
@@ -236,6 +238,7 @@ impl Oracle {
             format!("{by} attaches {}, which another session owns and has not sealed", view.id)
         });
         self.expect(CALLS, !freed, || format!("{by} attaches {}, which was freed", view.id));
+        self.expect_not_managed(view.id, "attached");
         self.check_device_visible(by, view);
         self.check_unpinned_attach(by, view.id, unpinned);
         let before = self.facts.sessions.get(&by).map(|session| session.owed.clone()).unwrap_or_default();
@@ -514,5 +517,5 @@ fn matches_request(spec: &AllocationSpec, view: &AllocationView, tenant: &str) -
         && view.name == name
         && (view.kind, view.lifetime) == (spec.kind, spec.lifetime)
         && (view.lifetime == Lifetime::Session || !name.is_empty())
-        && vramd_types::Bytes::checked_sum(parts) == rounded
+        && (view.kind == Kind::Managed || vramd_types::Bytes::checked_sum(parts) == rounded)
 }

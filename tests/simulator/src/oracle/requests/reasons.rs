@@ -121,6 +121,7 @@ pub(crate) fn possible_reasons(asked: &Asked) -> &'static [Reason] {
                 R::DeviceNotVisible,
                 R::StillMapped,
                 R::SlotsExhausted,
+                R::KindUnsupported,
             ],
             ClientRequest::Seal(_) => &[
                 R::SessionMissing,
@@ -171,7 +172,7 @@ pub(crate) fn possible_reasons(asked: &Asked) -> &'static [Reason] {
             }
             OperatorRequest::EndSession { .. } => &[R::RequestIdReused, R::QueueFull, R::SessionNotFound],
             OperatorRequest::FreeAllocation(_) => {
-                &[R::RequestIdReused, R::QueueFull, R::AllocationNotFound, R::NameInvalid]
+                &[R::RequestIdReused, R::QueueFull, R::AllocationNotFound, R::NameInvalid, R::KindUnsupported]
             }
             OperatorRequest::RevokeMappings { .. } | OperatorRequest::HoldParts { .. } => &[
                 R::RequestIdReused,

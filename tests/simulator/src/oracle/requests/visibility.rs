@@ -128,7 +128,7 @@ impl Oracle {
         let detached_extents = self.facts.extents.iter();
         let detached_extents =
             detached_extents.filter(|(id, it)| it.detached && of_it(it) && !backs(id, it)).map(|(_, it)| it);
-        let (mut charged, mut resident, mut unreturned) = (0, 0, 0);
+        let (mut charged, mut resident, mut unreturned) = (self.managed_bytes(view.id), 0, 0);
         let (mut in_host, mut on_disk, mut in_file) = (0, 0, 0);
         for extent in own.chain(detached_extents) {
             match extent.phase {
