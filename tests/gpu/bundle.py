@@ -60,7 +60,7 @@ def main():
         shutil.copy(kernel, BUNDLE / "kernels")
     for module in ROOT.glob("tests/demo/*.py"):
         shutil.copy(module, BUNDLE / "demo")
-    for program in ("torch_share.py", "torch_model.py", "torch_saver.py", "torch_stream.py", "torch_weights.py", "torch_pool.py", "array_libraries.py"):
+    for program in ("torch_share.py", "torch_model.py", "torch_saver.py", "torch_stream.py", "torch_weights.py", "torch_pool.py", "torch_large.py", "array_libraries.py"):
         shutil.copy(ROOT / "tests/gpu" / program, BUNDLE / "torch")
     with zipfile.ZipFile(wheel) as package:
         # A folder for PYTHONPATH: there may be no pip where it goes.

@@ -5,7 +5,7 @@ Needs an NVIDIA driver and Python's standard library. Stages run one after the o
 fails or hangs does not stop the others. The folder gets contract.json, e2e.json, hand_off.json, pins.json, copies.json, leak.json, log.txt, and
 core.json and rpc.json, for which no GPU is needed but a machine that is quiet. `--only residency` writes residency.json, and
 residency.md, its tables; `--only tiers` tiers.json and tiers.md; `--only stream` stream.json; `--only weights` weights.json;
-`--only pool` pool.json; `--only arrays` arrays.json. Each runs only when it is named.
+`--only pool` pool.json; `--only large` large.json; `--only arrays` arrays.json. Each runs only when it is named.
 The exit status is 1 if any stage failed; a benchmark that misses its target says MISSED and is no failure.
 """
 
@@ -25,7 +25,7 @@ BIN = BUNDLE / "bin"
 # All stages together: what is left of it bounds each one.
 SECONDS_MAX = 560
 # Stages that run only when they are named: there is no time for them beside the others.
-APART = ("residency", "tiers", "stream", "weights", "pool", "arrays")
+APART = ("residency", "tiers", "stream", "weights", "pool", "large", "arrays")
 # Stages whose report has a page of tables.
 PAGED = ("residency", "tiers")
 # How long a stage that is ended may take to end its own processes.
@@ -126,6 +126,7 @@ def plan(folder, scratch, quick, directory):
         Stage("stream", 500, sys.executable, BUNDLE / "torch" / "torch_stream.py", BIN, "--json", folder / "stream.json", *quick),
         Stage("weights", 400, sys.executable, BUNDLE / "torch" / "torch_weights.py", BIN, "--json", folder / "weights.json", *quick),
         Stage("pool", 500, sys.executable, BUNDLE / "torch" / "torch_pool.py", BIN, "--json", folder / "pool.json", *quick),
+        Stage("large", 200, sys.executable, BUNDLE / "torch" / "torch_large.py", BIN, "--json", folder / "large.json", *quick, *directory),
         Stage("arrays", 200, sys.executable, BUNDLE / "torch" / "array_libraries.py", BIN, "--json", folder / "arrays.json"),
         Stage("leak", 280, suite, "leak", "--json", folder / "leak.json", *quick),
         Stage("core", 120, BIN / "core-bench", *quick, folder / "core.json"),
@@ -198,7 +199,7 @@ def sign(folder, given):
             for run in [whole, *(part["run"] for part in whole.values() if isinstance(part, dict) and "run" in part)]:
                 run.update({key: build[key] for key in ("commit", "changed_since", "rustc") if key in run and key in build})
             (folder / name).write_text(json.dumps(whole, indent=2) + "\n")
-    for stage in ("pins", "copies", "residency", "tiers", "stream", "weights", "pool", "arrays"):
+    for stage in ("pins", "copies", "residency", "tiers", "stream", "weights", "pool", "large", "arrays"):
         if found := load(folder / f"{stage}.json"):
             run = {
                 "build": load(BUNDLE / "build.json"),

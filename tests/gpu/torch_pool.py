@@ -50,6 +50,7 @@ def main():
     parser.add_argument("programs", type=pathlib.Path)
     parser.add_argument("--json", type=pathlib.Path)
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--checks", help="some of the checks, separated by commas")
     parser.add_argument("--child", choices=CHILDREN, help="the part of a process that ends in this order")
     wanted = parser.parse_args()
     try:
@@ -95,6 +96,11 @@ class Run:
             self.logits, self.streams, self.out_of_memory, self.strand, self.speed, self.pool_miss, self.rotation,
             self.cycles, self.calls, self.quota, self.debug, self.guide, self.managed, self.devices, self.teardown, self.saver,
         )
+        if self.wanted.checks:
+            names = self.wanted.checks.split(",")
+            unknown = set(names) - {check.__name__ for check in checks}
+            assert not unknown, f"no checks {unknown}"
+            checks = [check for check in checks if check.__name__ in names]
         for check in checks:
             begin = time.perf_counter()
             try:
@@ -107,11 +113,11 @@ class Run:
             for each in list(self.pools()):
                 each.close()
             self.torch.cuda.empty_cache()
+        speed, rotation, calls, miss = (self.report.get(key, {}) for key in ("speed", "rotation", "calls", "pool_miss"))
         for key in ("sleep", "wake", "first_sleep_s"):
-            self.report[key] = self.report["speed"].get(key)
-        self.report["call_us"] = self.report["calls"].get("pin_us")
-        self.report["pool_miss_ratio"] = self.report["pool_miss"].get("ratio")
-        speed, rotation = self.report["speed"], self.report["rotation"]
+            self.report[key] = speed.get(key)
+        self.report["call_us"] = calls.get("pin_us")
+        self.report["pool_miss_ratio"] = miss.get("ratio")
         if "turn_s" in rotation and "plain_back_s" in speed:
             self.report["rotate"] = (speed["plain_away_s"] + speed["plain_back_s"]) / rotation["turn_s"]
         self.report["ok"] = all(self.report[check.__name__]["ok"] for check in checks)
@@ -499,8 +505,11 @@ class Run:
         return {"ok": all(status[:2] == [0, "done\n"] for status in statuses.values()), "statuses": statuses}
 
     def saver(self):
-        """`torch_memory_saver` beside it, with the same bytes, if it is installed."""
-        command = [sys.executable, pathlib.Path(__file__).with_name("torch_saver.py"), self.bytes // (256 * MIB), 256 * MIB, 1]
+        """`torch_memory_saver` beside it, with the same bytes, if it is installed: with buffers that it keeps, and fresh ones."""
+        return {"ok": True, "bytes": self.bytes, "kept": self.one_saver(1), "fresh": self.one_saver(0)}
+
+    def one_saver(self, kept):
+        command = [sys.executable, pathlib.Path(__file__).with_name("torch_saver.py"), self.bytes // (256 * MIB), 256 * MIB, kept]
         peers = {**os.environ, "PYTHONPATH": str(pathlib.Path(__file__).resolve().parents[1] / "peers")}
         done = subprocess.run(
             [str(word) for word in command], input="\n" * 4, env=peers, capture_output=True, text=True, timeout=200
@@ -508,9 +517,8 @@ class Run:
         rounds = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
         times = [each for each in rounds if "paused_s" in each][1:]
         if not times:
-            return {"ok": True, "absent": (rounds or [done.stderr[-300:]])[0]}
-        found = {key: statistics.median(each[key] for each in times) for key in ("paused_s", "resumed_s")}
-        return {"ok": True, "bytes": self.bytes, **found}
+            return {"absent": (rounds or [done.stderr[-300:]])[0]}
+        return {key: statistics.median(each[key] for each in times) for key in ("paused_s", "resumed_s")}
 
 
 def grown(before, after):

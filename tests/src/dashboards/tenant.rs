@@ -136,7 +136,7 @@ pub(super) const DASHBOARD: Dashboard = Dashboard {
         ),
         panel(
             "Is its fetched memory used before it leaves again?",
-            "The share of fetched bytes that a client mapped. Far below 100 %, memory comes and goes for nothing.",
+            "The share of fetched bytes, on all devices, that a client mapped. Far below 100 %, memory comes and goes for nothing.",
             Ratio,
             Lines,
             &[query(
