@@ -153,7 +153,7 @@ def test_worker_of_vllm_uses_what_the_worker_overrides() -> None:
 
 def test_options_of_the_page_exist() -> None:
     page = (ROOT / "docs/guides/engines.md").read_text()
-    _, vllm, sglang = (section for section in page.split("\n## ")[1:])
+    _, vllm, sglang, _ = (section for section in page.split("\n## ")[1:])
     arguments = (ENGINES / "vllm/vllm/engine/arg_utils.py").read_text()
     options = set(re.findall(r"--[\w-]+", vllm))
     assert options >= {"--load-format", "--model-loader-extra-config", "--enable-sleep-mode", "--sleep-mode-backend"}

@@ -333,11 +333,16 @@ def wake_up(tags: Collection[str] | None = None, wait: float = WAIT_SECONDS) -> 
         raise
 
 
+def all_pools() -> list[Pool]:
+    """The open pools of this process, asleep or not."""
+    with _lock:
+        return list(_pools.values())
+
+
 def chosen(tags: Collection[str] | None) -> list[Pool]:
     if isinstance(tags, str):
         tags = [tags]
-    with _lock:
-        found = [each for each in _pools.values() if tags is None or each.tag in tags]
+    found = [each for each in all_pools() if tags is None or each.tag in tags]
     missing = set(tags or ()) - {each.tag for each in found}
     if missing:
         raise ValueError(f"there is no pool {', '.join(sorted(missing))}")
@@ -346,7 +351,7 @@ def chosen(tags: Collection[str] | None) -> list[Pool]:
 
 def asleep_with(tensor: torch.Tensor) -> Pool | None:
     """The pool that a tensor lies in, if it is asleep."""
-    return next((each for each in list(_pools.values()) if not each.is_awake and each.contains(tensor)), None)
+    return next((each for each in all_pools() if not each.is_awake and each.contains(tensor)), None)
 
 
 @contextmanager

@@ -24,7 +24,7 @@ const PAGES_WITH_A_TEST: [&str; 6] = [
 ];
 
 /// Blocks of programs and shell lines that other tests run: page, language, and the test.
-const RUN_ELSEWHERE: [(&str, &str, &str); 13] = [
+const RUN_ELSEWHERE: [(&str, &str, &str); 14] = [
     ("README.md", "python", "sdk-python/tests/test_guide.py"),
     ("docs/start/README.md", "python", "sdk-python/tests/test_guide.py"),
     ("docs/guides/python.md", "python", "sdk-python/tests/test_guide.py"),
@@ -33,6 +33,7 @@ const RUN_ELSEWHERE: [(&str, &str, &str); 13] = [
     ("docs/guides/pytorch.md", "python", "sdk-python/tests/test_guide.py"),
     ("docs/guides/pytorch.md", "python gpu", "tests/gpu/torch_pool.py"),
     ("docs/guides/engines.md", "python", "sdk-python/tests/test_transformers.py"),
+    ("docs/guides/engines.md", "python agent", "sdk-python/tests/test_llm_d.py"),
     ("docs/guides/python-examples.md", "python", "sdk-python/tests/test_examples.py"),
     ("docs/guides/rust.md", "rust", "tests/e2e/guides/programs.rs"),
     ("docs/guides/moving.md", "rust", "tests/e2e/guides/programs.rs"),

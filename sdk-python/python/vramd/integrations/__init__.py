@@ -1,4 +1,4 @@
-"""vLLM, SGLang and transformers over memory of the daemon, each through doors that it documents.
+"""vLLM, SGLang, transformers and agents of llm-d over memory of the daemon, each through doors that it documents.
 
 Nothing here is imported by `vramd` itself. vLLM and SGLang find theirs by entry points. The guide is
 `docs/guides/engines.md`.

@@ -136,6 +136,11 @@ def files_of(folder: str) -> list[tuple[Any, ...]]:
         return [astuple(file.identity) for file in checkpoint.files]
 
 
+def all_shared() -> list[SharedModule]:
+    """The open shared modules of this process, asleep or not."""
+    return list(_shared)
+
+
 def sleep_all() -> None:
     """`SharedModule.sleep` for all of this process."""
     for shared in _shared:
