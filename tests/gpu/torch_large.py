@@ -20,7 +20,7 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-from torch_weights import GIB, MIB, PART, Daemon, timed
+from torch_weights import GIB, MIB, Daemon, timed
 
 TENSOR = 256 * MIB
 PIECE = 16 * MIB
@@ -74,7 +74,7 @@ def run(torch, vramd, wanted, home):
             forget(file)
             plain.append(read_directly(file))
             forget(file)
-            weights, seconds = timed(torch, lambda: vramd.load(file, name="large", client=client, part_size=PART))
+            weights, seconds = timed(torch, lambda: vramd.load(file, name="large", client=client))
             ours.append(seconds)
             same = same and [digest(tensor) for tensor in weights.tensors().values()] == digests
             if number < ROUNDS - 1:
