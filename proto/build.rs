@@ -4,7 +4,7 @@ use std::{env, error::Error, fs, path::PathBuf};
 
 use prost::Message as _;
 
-const FILES: [&str; 10] = [
+const FILES: [&str; 12] = [
     "vramd/v1/types.proto",
     "vramd/v1/memory.proto",
     "vramd/v1/admin.proto",
@@ -15,6 +15,8 @@ const FILES: [&str; 10] = [
     "vramd/v1/settings.proto",
     "vramd/v1/tenant.proto",
     "vramd/v1/trace.proto",
+    "vramd/v1/turns.proto",
+    "vramd/v1/mapped_file.proto",
 ];
 
 fn main() -> Result<(), Box<dyn Error>> {

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use broker_core::Broker;
+use broker_core::{Broker, Limits};
 use broker_driver::{DeviceInfo, Driver, DriverError, ExtentKind, Sink, Submission};
 use tokio::sync::{Notify, watch};
 use vramd_types::DeviceIndex;
@@ -182,7 +182,7 @@ impl App {
         let descriptors = Descriptors::of_process();
         let kept = if host.each.is_zero() { 0 } else { descriptors.pieces_max() };
         let descriptors = descriptors.beside(kept);
-        let limits = config.limits.core(descriptors);
+        let limits = Limits { turns: config.turns.limits(), ..config.limits.core(descriptors) };
         let started = Started {
             config: &config,
             driver: &*driver,

@@ -13,7 +13,8 @@
 //! lists moves between tiers, [`harvest`] reads which parts clients use, and [`recorder`]
 //! records traces. [`telemetry`] has metrics, traces and
 //! logs. [`socket_keeper`] keeps the sockets in place, and [`service_manager`] reports to systemd. [`node_report`] says
-//! what the daemon found and chose. [`surroundings`] warns where the configuration does not fit the machine. [`app`]
+//! what the daemon found and chose, and [`fall_backs`] counts files that clients copied instead of reading them in
+//! place. [`surroundings`] warns where the configuration does not fit the machine. [`app`]
 //! assembles all of them, and [`exit`] maps failures to exit statuses.
 
 pub mod app;
@@ -23,6 +24,7 @@ pub mod config;
 pub mod driver_choice;
 pub mod events;
 pub mod exit;
+pub mod fall_backs;
 pub mod grpc;
 pub mod harvest;
 pub mod moves;

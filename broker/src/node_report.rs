@@ -13,6 +13,7 @@ use vramd_types::Bytes;
 use crate::{
     config::{self, Config, HostTier},
     driver_choice::SIM,
+    fall_backs::FallBacks,
     platform::descriptors::Descriptors,
 };
 
@@ -21,6 +22,7 @@ use crate::{
 pub struct NodeReport {
     devices: Vec<DeviceReadings>,
     daemon: DaemonReadings,
+    fall_backs: FallBacks,
 }
 
 /// The choices of a start, and the driver that it has opened.
@@ -52,15 +54,27 @@ impl NodeReport {
             disk_bytes: config.disk.size.get(),
             words_per_session_max: u64::from(config.limits.words_per_session_max),
             extents_max: u64::try_from(started.limits.extents_max).unwrap_or(u64::MAX),
+            fall_backs: Vec::new(),
         };
-        Self { devices: driver.readings(), daemon }
+        Self { devices: driver.readings(), daemon, fall_backs: FallBacks::default() }
     }
 
-    /// Reads the node anew, and adds what does not change.
+    /// The devices as the driver shows them, in its order.
+    pub fn devices(&self) -> &[DeviceReadings] {
+        &self.devices
+    }
+
+    /// The counts of copies, to which the service of clients adds.
+    pub fn fall_backs(&self) -> &FallBacks {
+        &self.fall_backs
+    }
+
+    /// Reads the node anew, and adds the facts of the daemon.
     pub fn readings(&self) -> Readings {
+        let fall_backs = self.fall_backs.readings();
         Readings {
             devices: Some(self.devices.clone()),
-            daemon: Some(self.daemon.clone()),
+            daemon: Some(DaemonReadings { fall_backs, ..self.daemon.clone() }),
             ..collect("vramd")
         }
     }

@@ -15,6 +15,9 @@ pub const SEQUENCE_STEPS_MAX: usize = 2048;
 /// Maximum parts of all steps of a `Sequence`. A part counts once for each step that names it.
 pub const SEQUENCE_PARTS_MAX: usize = 65_536;
 
+/// Maximum allocations of a `WorkingSet`.
+pub const WORKING_SET_ALLOCATIONS_MAX: usize = 4096;
+
 /// The bit of a feature in `Hello.features` and `Welcome.features`.
 pub const fn feature_bit(feature: crate::v1::Feature) -> u64 {
     1 << (feature as u32)
@@ -22,7 +25,7 @@ pub const fn feature_bit(feature: crate::v1::Feature) -> u64 {
 
 /// All features of this build.
 pub const FEATURES: u64 =
-    feature_bit(crate::v1::Feature::StandingMappings) | PINS | PRESSURE | PREFETCH | SEQUENCES;
+    feature_bit(crate::v1::Feature::StandingMappings) | PINS | PRESSURE | PREFETCH | SEQUENCES | TURNS;
 
 /// The bit of [`crate::v1::Feature::Pins`].
 pub const PINS: u64 = feature_bit(crate::v1::Feature::Pins);
@@ -32,6 +35,9 @@ pub const PREFETCH: u64 = feature_bit(crate::v1::Feature::Prefetch);
 
 /// The bit of [`crate::v1::Feature::Sequences`].
 pub const SEQUENCES: u64 = feature_bit(crate::v1::Feature::Sequences);
+
+/// The bit of [`crate::v1::Feature::Turns`].
+pub const TURNS: u64 = feature_bit(crate::v1::Feature::Turns);
 
 /// The bit of [`crate::v1::Feature::Pressure`].
 pub const PRESSURE: u64 = feature_bit(crate::v1::Feature::Pressure);

@@ -257,6 +257,25 @@ impl AdminClient {
         })
     }
 
+    /// Lists the working sets of all sessions with their turns: of one tenant, or of all if none is named.
+    pub fn turns(&self, tenant: Option<&str>) -> Result<Vec<v1::TurnEntry>> {
+        let deadline = self.deadline();
+        pages(|page_token| {
+            let tenant = tenant.map(str::to_owned);
+            let request = v1::ListTurnsRequest { tenant, page_size: Some(PAGE_SIZE), page_token };
+            let page = self.call_until(deadline, request, |mut client, request| async move {
+                client.list_turns(request).await
+            })?;
+            Ok((page.turns, page.next_page_token))
+        })
+    }
+
+    /// Asks the client that has the turn of a working set to yield it.
+    pub fn yield_turn(&self, mut request: v1::YieldTurnRequest) -> Result<()> {
+        fill(&mut request.request_id);
+        self.call(request, |mut client, request| async move { client.yield_turn(request).await }).map(drop)
+    }
+
     /// Cancels one prefetch request.
     pub fn cancel_prefetch(&self, mut request: v1::CancelPrefetchRequest) -> Result<()> {
         fill(&mut request.request_id);

@@ -3,17 +3,19 @@
 use std::{env, path::PathBuf, sync::Arc, time::Duration};
 
 use vramd_proto::v1::Device;
-use vramd_types::{AllocationId, SessionId};
+use vramd_types::{AllocationId, Bytes, SessionId};
 use vramd_words::Access;
 
 use crate::{
+    away,
     error::Result,
     handles::{
         addresses::{Addresses, AllocateAtFailed, allocate_at},
         allocation::{Allocation, Sealed},
+        charge::Charge,
         handle::Handle,
         info::{AllocationInfo, AllocationKind},
-        load,
+        load::{self, LoadedFile},
         managed::{ManagedMemory, ManagedRequest},
         operations,
         quota::OwnQuota,
@@ -33,6 +35,7 @@ use crate::{
         pressure::{OnPressure, Pressure},
         socket_paths::SocketPlaces,
     },
+    turns::{WorkingSet, working_set},
 };
 
 /// As long as the daemon itself works on a call by default.
@@ -103,6 +106,18 @@ impl Client {
         ManagedMemory::allocate(&self.session, request)
     }
 
+    /// Charges bytes of a device, named by UUID or index, to the tenant, for memory that the program allocates by itself;
+    /// refused where [`Self::allocate`] would be. The daemon has nothing of it but the charge, and shows it as managed
+    /// memory. `wait` is as in [`AllocationRequest::wait`].
+    pub fn charge<'a>(
+        &self,
+        size: Bytes,
+        device: impl Into<Option<&'a str>>,
+        wait: Duration,
+    ) -> Result<Charge> {
+        Charge::take(&self.session, size, device.into(), wait)
+    }
+
     /// Allocates again what was freed by [`Allocation::free_keeping_addresses`], at the same addresses: all or nothing.
     /// The memory has arbitrary content of the tenant's own, or zeros. It begins unpinned: the first pin maps it. `wait` is
     /// as in [`AllocationRequest::wait`].
@@ -146,6 +161,14 @@ impl Client {
             .map(Sealed::new)
     }
 
+    /// Maps a whole file into this process, for a device to read in place: nothing is allocated or charged, and all
+    /// processes share the pages. That needs a device that reads pageable host memory, or registers it read-only where device
+    /// and host are one pool, and a file that never changes. Otherwise the file is loaded as by [`Self::load`], and the daemon
+    /// counts that by its reason.
+    pub fn load_in_place(&self, path: impl Into<PathBuf>, request: AllocationRequest) -> Result<LoadedFile> {
+        run_ready(load::load_in_place(CallStyle::Blocking, &self.session, path.into(), request))
+    }
+
     /// Maps fixed memory of the tenant for writing, while the session that allocated it lives.
     pub fn attach_fixed(&self, target: impl Into<Target>) -> Result<Allocation> {
         self.claim_attached(target.into(), AllocationKind::Fixed, false).map(Allocation::new)
@@ -175,6 +198,14 @@ impl Client {
     /// has the next steps on the device, or on their way, and lets the memory leave first that is used last.
     pub fn declare_sequence(&self, request: SequenceRequest<'_>) -> Result<Sequence> {
         run_ready(declare(CallStyle::Blocking, &self.session, request))
+    }
+
+    /// Names memory as a working set, which the program uses in turns with other programs where there is too little room
+    /// for all: one or more allocations of one device that have no handle pin. No other set of the client may have the
+    /// name. A handle pin of this client is refused ([`Error::Pinned`](crate::Error::Pinned)). One of another client is not
+    /// seen here, and keeps the memory from leaving.
+    pub fn working_set(&self, name: &str, members: &[&dyn Pinnable]) -> Result<WorkingSet> {
+        run_ready(working_set(CallStyle::Blocking, &self.session, name, members))
     }
 
     /// Frees an allocation of this session or its tenant that has no handle.
@@ -222,6 +253,11 @@ impl Client {
         self.session.devices()
     }
 
+    /// Whether the daemon gives turns to working sets ([`Self::working_set`]).
+    pub fn takes_turns(&self) -> bool {
+        self.session.takes_turns()
+    }
+
     pub fn daemon_version(&self) -> &str {
         self.session.daemon_version()
     }
@@ -253,6 +289,46 @@ impl Client {
     /// guards still pin.
     pub fn flush(&self) -> Result<()> {
         run_ready(operations::flush(CallStyle::Blocking, &self.session))
+    }
+
+    /// Takes all memory of the session away from this process: nothing of the daemon is mapped here, and no handle of it
+    /// is open, until [`Self::attach_all`]. The process can then be frozen and continued, by `cuda-checkpoint` too. The
+    /// addresses stay reserved, the daemon keeps the bytes, and what this session owns leaves its device for the host, or
+    /// else for the disk. Sealed memory stays on its device while other sessions use it.
+    ///
+    /// Handles keep their handle pins, which take effect again by [`Self::attach_all`]; so do blocks of a [`Pool`]. It
+    /// waits for the work on this process's devices, and for guards that streams will end. Prefetch requests that are on
+    /// their way are cancelled.
+    ///
+    /// It is refused with [`Error::Pinned`](crate::Error::Pinned), which names what is in the way, and nothing has changed:
+    /// guards; slices of a handle, which any call ends that borrows it mutably; slices of pool blocks; fixed memory; turns;
+    /// declared sequences. Until the memory is back, calls of any thread that need it fail with
+    /// [`Error::Away`](crate::Error::Away), a second `detach_all` as well. Memory can be described, freed and dropped
+    /// meanwhile, and handles can give up their handle pins.
+    ///
+    /// Managed memory and mapped files are this process's own, and stay.
+    pub fn detach_all(&self) -> Result<()> {
+        away::detach_all(&self.session)
+    }
+
+    /// Brings all memory back that [`Self::detach_all`] has taken away: mapped at the same addresses, with the same bytes,
+    /// and pinned by the handles that had it pinned. The rest comes with its next pin. Any thread may call it. If the
+    /// memory is here it does nothing.
+    ///
+    /// On an error all of it is away as before, and the call may be repeated. If an allocation was freed meanwhile, drop its
+    /// handle first. A session that has ended meanwhile has lost what was away: connect anew.
+    pub fn attach_all(&self) -> Result<()> {
+        away::attach_all(&self.session, self.session.deadline())
+    }
+
+    /// Like [`Self::attach_all`], but waits at most `wait` for room.
+    pub fn attach_all_timeout(&self, wait: Duration) -> Result<()> {
+        away::attach_all(&self.session, self.session.deadline_after(wait))
+    }
+
+    /// Whether [`Self::detach_all`] has taken the session's memory away, and [`Self::attach_all`] has not brought it back.
+    pub fn is_away(&self) -> bool {
+        self.session.is_own_process() && !self.session.table().is_here()
     }
 
     pub(crate) fn claim_new(&self, requests: Vec<AllocationRequest>) -> Result<Vec<Handle>> {

@@ -96,6 +96,9 @@ errors! {
              again";
         /// An operator cancelled the wait for room on the device, or the client that made the request did.
         WaitCancelled { wait: u64 }, "wait {wait} for room was cancelled, by an operator or by its own client. A new request waits again";
+        /// A program that has one turn and waits for another could wait for itself.
+        TurnHeld { session: String, set: String },
+            "session {session} has the turn of `{set}` or waits for it, and may not request another. Yield first";
         PinsTooMany { allocation: String, limit_count: u64 },
             "a part of {allocation} has {limit_count} pins, as many as can be counted: unpin some first";
         /// Guards are alive. Nothing was done, and no byte is lost.
@@ -144,6 +147,9 @@ errors! {
         /// The handle has given up its handle pin, so the daemon may unmap the memory.
         #[error("{allocation} has no handle pin: pin it, or take the handle pin again (repin)")]
         NotPinned { allocation: String },
+        /// The program has called [`crate::Client::detach_all`] and not yet [`crate::Client::attach_all`].
+        #[error("the session's memory is away: call attach_all to bring it back")]
+        Away,
         /// This process was forked from the session's process.
         #[error("session {session} belongs to the parent of this forked process: connect a new client")]
         Forked { session: String },
@@ -183,7 +189,7 @@ impl Sentence {
         Self((!sentence.is_empty()).then(|| Box::new(Text(sentence.to_owned()))))
     }
 
-    /// The sentence; `None` if the client itself made the error.
+    /// The sentence; `None` if the client itself made the error and has no more to say than its facts.
     pub fn sentence(&self) -> Option<&str> {
         self.0.as_ref().map(|sentence| sentence.0.as_str())
     }
@@ -255,6 +261,7 @@ impl Error {
             Self::DeviceMemory { .. }
             | Self::NotMapped { .. }
             | Self::NotPinned { .. }
+            | Self::Away
             | Self::CopyFailed { .. } => Reason::MapFailed,
             Self::Forked { .. } => Reason::SessionForeign,
             Self::FileUnreadable { .. } => Reason::FileInvalid,
@@ -290,6 +297,7 @@ impl Error {
             Self::DeviceMemory { allocation }
             | Self::NotMapped { allocation }
             | Self::NotPinned { allocation } => facts(&[("allocation", allocation), ("problem", self)]),
+            Self::Away => facts(&[("problem", self)]),
             Self::Forked { session } => facts(&[("session", session), ("pid", &std::process::id())]),
             Self::BlockTooLarge { size, .. } => facts(&[("field", &"size"), ("size", &size.get())]),
             Self::FileUnreadable { .. } => facts(&[("problem", self)]),
@@ -312,6 +320,12 @@ impl Error {
         Self::of_refusal(Refusal { reason, message, facts, retry_after: None }, Sentence::default())
     }
 
+    /// A refusal that the SDK makes itself, with a sentence that says more than the facts of its variant.
+    pub(crate) fn explained(reason: Reason, message: String, facts: &[(&str, &dyn ToString)]) -> Self {
+        let facts = facts.iter().map(|(key, value)| ((*key).to_owned(), value.to_string())).collect();
+        Self::from_refusal(Refusal { reason, message, facts, retry_after: None })
+    }
+
     /// The refusal of a size, as the daemon says it.
     pub(crate) fn size_invalid(field: &str, size: u64) -> Self {
         let message = format!("{field}: {size} bytes is not a valid size");
@@ -327,7 +341,7 @@ impl Error {
         Self::BrokerGone { problem: problem.into(), said: Sentence::default() }
     }
 
-    /// The variant with the facts of the daemon's refusal as fields, if there is one and no fact is missing.
+    /// The variant with the facts of a refusal as fields, if there is one and no fact is missing.
     pub(crate) fn from_refusal(refusal: Refusal) -> Self {
         let said = Sentence::new(&refusal.message);
         Self::of_refusal(refusal, said)

@@ -87,6 +87,7 @@ mod fault_points;
 
 pub mod admin;
 pub mod aio;
+mod away;
 mod channel;
 mod client;
 mod cuda;
@@ -101,6 +102,7 @@ mod process;
 mod rpc;
 mod sequence;
 mod session;
+mod turns;
 
 /// Decodes a packet of the daemon. Public only for this repository's fuzz targets, which are another crate.
 #[doc(hidden)]
@@ -115,8 +117,11 @@ pub use handles::{
     addresses::{Addresses, AllocateAtFailed},
     advice::{AccessPattern, Advice, AdvisedParts, MemoryClass, Preset},
     allocation::{Allocation, FreeFailed, SealFailed, Sealed},
+    charge::Charge,
     info::{AllocationInfo, AllocationKind, AllocationState, Lifetime, PartInfo, Tier},
+    load::LoadedFile,
     managed::{ManagedFailure, ManagedMemory, ManagedRequest},
+    mapped_file::{FileAccess, FileCheck, FileMapping, MappedFile, NotInPlace},
     quota::OwnQuota,
     raw::{RawAllocation, RawClient},
     request::{AllocationRequest, Target},
@@ -136,6 +141,7 @@ pub use session::{
     pressure::{Pressure, PressureLevel},
     socket_paths::socket_dir,
 };
+pub use turns::{Turn, TurnState, WorkingSet};
 pub use vramd_proto::v1::{Device, HandleType};
-pub use vramd_types::{AllocationId, Bytes, PartIndex, Reason, SessionId, StatusCode};
+pub use vramd_types::{AllocationId, Bytes, FallBack, PartIndex, Reason, SessionId, StatusCode};
 pub use vramd_words::Access;

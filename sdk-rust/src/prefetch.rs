@@ -12,6 +12,7 @@ use vramd_proto::{
 use vramd_types::Reason;
 
 use crate::{
+    channel::ChannelLock,
     error::{Error, Result},
     handles::handle::Handle,
     mapping::Until,
@@ -301,6 +302,22 @@ impl Session {
         let sent = channel.send_prefetch_cancelled(v1::PrefetchCancelled { prefetch_id });
         drop(channel);
         sent.map_err(|error| self.lost(&error))
+    }
+
+    /// Tells the daemon that something has ended, unless the session has.
+    pub(crate) fn send_end(
+        &self,
+        send: impl FnOnce(&ChannelLock<'_>) -> std::result::Result<(), rustix::io::Errno>,
+    ) {
+        if self.table().ending().is_some() {
+            return;
+        }
+        let channel = self.link().lock_channel();
+        let sent = send(&channel);
+        drop(channel);
+        if let Err(error) = sent {
+            self.lost(&error);
+        }
     }
 
     /// Ends the session, to whose channel a frame could not be sent.

@@ -237,17 +237,10 @@ impl Sequence {
 
 impl Drop for Sequence {
     fn drop(&mut self) {
-        if !self.session.is_own_process() {
-            return;
-        }
-        self.session.table().forget_sequence(self.number);
-        if self.session.table().ending().is_none() {
-            let channel = self.session.link().lock_channel();
-            let sent = channel.send_sequence_ended(v1::SequenceEnded { sequence_id: self.number });
-            drop(channel);
-            if let Err(error) = sent {
-                self.session.lost(&error);
-            }
+        if self.session.is_own_process() {
+            self.session.table().forget_sequence(self.number);
+            let ended = v1::SequenceEnded { sequence_id: self.number };
+            self.session.send_end(|channel| channel.send_sequence_ended(ended));
         }
     }
 }

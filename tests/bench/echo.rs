@@ -89,6 +89,17 @@ impl MemoryService for Echo {
         Err(no_echo())
     }
 
+    async fn check_file(&self, _: Request<v1::CheckFileRequest>) -> Answer<v1::CheckFileResponse> {
+        Err(no_echo())
+    }
+
+    async fn report_fall_back(
+        &self,
+        _: Request<v1::ReportFallBackRequest>,
+    ) -> Answer<v1::ReportFallBackResponse> {
+        Err(no_echo())
+    }
+
     async fn list_allocations(
         &self,
         _: Request<v1::ListAllocationsRequest>,

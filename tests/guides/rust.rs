@@ -66,7 +66,18 @@ fn share() -> Result<()> {
     weights.copy_to_host(0, &mut first)?;
     assert_eq!(&first, b"weights");
     weights.free()?;
+
+    use vramd_client::LoadedFile;
+
+    let copied_because = match client.load_in_place(&path, AllocationRequest::whole_file())? {
+        LoadedFile::Mapped(file) => {
+            assert_eq!(&file.as_slice()[8..], b"weights");
+            None
+        }
+        LoadedFile::Copied(_memory, why) => Some(why.problem),
+    };
     std::fs::remove_file(&path)?;
+    ensure!(copied_because.is_some(), "the device of this guide is discrete");
     Ok(())
 }
 

@@ -18,18 +18,21 @@ pub struct Config {
     pub devices: Vec<String>,
     /// Lines of `[driver.sim]`.
     pub sim: Vec<String>,
+    /// Lines of `[driver.cuda]`.
+    pub cuda: Vec<String>,
     pub faults: Vec<Fault>,
     pub revocations: Vec<Revocation>,
     /// Tenants by uid. Without any, each user is the tenant `uid-N`.
     pub tenants: Vec<(u32, String)>,
     /// Name, class and weight.
     pub classes: Vec<(String, &'static str, u32)>,
-    /// Lines of `[memory]`, `[pressure]`, `[shares]`, `[limits]`, `[quota.default]`, `[daemon]` and `[telemetry]`.
+    /// Lines of `[memory]`, `[pressure]`, `[shares]`, `[turns]`, `[limits]`, `[quota.default]`, `[daemon]` and `[telemetry]`.
     pub memory: Vec<String>,
     /// Without it, and without a line of `[memory]` that says otherwise, there is no host tier.
     pub host_auto: bool,
     pub pressure: Vec<String>,
     pub shares: Vec<String>,
+    pub turns: Vec<String>,
     pub limits: Vec<String>,
     pub default_quota: Vec<String>,
     pub daemon: Vec<String>,
@@ -85,6 +88,7 @@ impl Default for Config {
             driver: "sim",
             devices: vec!["1GiB".to_owned()],
             sim: Vec::new(),
+            cuda: Vec::new(),
             faults: Vec::new(),
             revocations: Vec::new(),
             tenants: Vec::new(),
@@ -93,6 +97,7 @@ impl Default for Config {
             host_auto: false,
             pressure: Vec::new(),
             shares: Vec::new(),
+            turns: Vec::new(),
             limits: Vec::new(),
             default_quota: Vec::new(),
             daemon: Vec::new(),
@@ -115,6 +120,12 @@ impl Config {
     /// The GPUs of this machine.
     pub fn cuda() -> Self {
         Self { driver: "cuda", devices: Vec::new(), ..Self::default() }
+    }
+
+    /// The driver library of a file, which is both CUDA and NVML.
+    pub fn cuda_library(library: &Path) -> Self {
+        let named = |key: &str| format!("{key} = \"{}\"", library.display());
+        Self { cuda: vec![named("library"), named("nvml_library")], ..Self::cuda() }
     }
 
     /// Sets the log level. `info` is a daemon's default, for tests in which the cost of logging counts.
@@ -244,6 +255,13 @@ impl Config {
         self
     }
 
+    /// A line of the table `turns`.
+    #[must_use]
+    pub fn turns(mut self, line: &str) -> Self {
+        self.turns.push(line.to_owned());
+        self
+    }
+
     #[must_use]
     pub fn telemetry(mut self, line: &str) -> Self {
         self.telemetry.push(line.to_owned());
@@ -266,6 +284,9 @@ impl Config {
         line(&mut text, &format!("log_level = \"{}\"", self.log_level));
         section(&mut text, "[driver]", &[format!("kind = \"{}\"", self.driver)]);
         section(&mut text, "[driver.sim]", &self.sim);
+        if !self.cuda.is_empty() {
+            section(&mut text, "[driver.cuda]", &self.cuda);
+        }
         for memory in &self.devices {
             section(&mut text, "[[driver.sim.devices]]", &[format!("memory = \"{memory}\"")]);
         }
@@ -304,6 +325,7 @@ impl Config {
         }
         section(&mut text, "[pressure]", &self.pressure);
         section(&mut text, "[shares]", &self.shares);
+        section(&mut text, "[turns]", &self.turns);
         section(&mut text, "[quota.default]", &self.default_quota);
         section(&mut text, "[limits]", &self.limits);
         section(&mut text, "[telemetry]", &self.telemetry);

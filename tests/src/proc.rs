@@ -29,6 +29,18 @@ pub fn fds_by_kind(pid: u32) -> BTreeMap<String, usize> {
     kinds
 }
 
+/// Whether one of its threads is in this system call.
+#[track_caller]
+pub fn is_in_call(pid: u32, number: libc::c_long) -> bool {
+    let threads = fs::read_dir(format!("/proc/{pid}/task"))
+        .unwrap_or_else(|why| panic!("process {pid} can't be looked at: {why}"));
+    // The number is the first word of the file. A thread may end meanwhile.
+    threads
+        .flatten()
+        .filter_map(|thread| fs::read_to_string(thread.path().join("syscall")).ok())
+        .any(|call| call.split(' ').next().is_some_and(|first| first.parse() == Ok(number)))
+}
+
 /// How many of its file descriptors are simulated device memory.
 #[track_caller]
 pub fn memory_fd_count(pid: u32) -> usize {

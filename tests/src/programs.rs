@@ -41,7 +41,17 @@ fn folder() -> &'static Path {
 fn build(folder: &Path) -> Result<(), String> {
     let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
-    command.current_dir(repository()).args(["build", "--quiet", "-p", "vramd", "-p", "vramctl"]);
+    command.current_dir(repository()).args([
+        "build",
+        "--quiet",
+        "-p",
+        "vramd",
+        "-p",
+        "vramctl",
+        "-p",
+        "vramd-preload",
+        "--lib",
+    ]);
     command.args([
         "-p",
         "vramd-tests",
@@ -51,6 +61,8 @@ fn build(folder: &Path) -> Result<(), String> {
         "vramctl",
         "--bin",
         "probe",
+        "--bin",
+        "bare",
         "--bin",
         "victim",
         "--bin",

@@ -1,5 +1,5 @@
-//! Prometheus's own scraper, receiver and query engine (`tests/dev/go/prometheus`), and the series that they have; for
-//! rules, the whole server of the Debian archive.
+//! A Prometheus of the Debian archive, its series, and its checker of rules and metrics. For OTLP, VictoriaMetrics, which
+//! answers the same queries.
 
 use std::{
     fmt::Write as _,
@@ -16,11 +16,6 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::{http, tools::tool, wait::eventually};
-
-/// Our program around Prometheus's packages, which knows no rules.
-const ENGINE: &str = "bin/prometheus";
-/// The whole server, which receives no OTLP.
-const SERVER: &str = "bin/prometheus-server";
 
 /// A time that a query covers, in seconds since 1970, with a value each second.
 #[derive(Clone, Copy, Debug)]
@@ -49,7 +44,7 @@ impl Prometheus {
     /// Scrapes these addresses every second.
     #[track_caller]
     pub fn scraping(targets: &[SocketAddr]) -> Self {
-        Self::start(ENGINE, &format!("global:\n  scrape_interval: 1s\n{}", scrape_config(targets)))
+        Self::start(&format!("global:\n  scrape_interval: 1s\n{}", scrape_config(targets)))
     }
 
     /// Scrapes these addresses every three seconds, and evaluates the rules of these files as often. A loaded daemon
@@ -62,29 +57,50 @@ impl Prometheus {
         for file in rules {
             writeln!(config, "  - {}", file.display()).expect("a String takes everything");
         }
-        Self::start(SERVER, &(config + &scrape_config(targets)))
+        Self::start(&(config + &scrape_config(targets)))
     }
 
     /// Receives OTLP over HTTP, at [`Self::otlp_endpoint`].
     #[track_caller]
     pub fn receiving() -> Self {
-        Self::start(ENGINE, "otlp:\n  promote_resource_attributes: [service.name, service.instance.id]\n")
+        Self::start_with(|folder, address| {
+            let mut command = Command::new(tool("bin/victoria-metrics"));
+            command
+                .arg(format!("-storageDataPath={}", folder.join("data").display()))
+                .arg(format!("-httpListenAddr={address}"))
+                // Series have Prometheus's names, and are found at once.
+                .args([
+                    "-opentelemetry.usePrometheusNaming",
+                    "-search.latencyOffset=0s",
+                    "-search.disableCache",
+                ]);
+            command
+        })
     }
 
     #[track_caller]
-    fn start(program: &str, config: &str) -> Self {
-        let exemplars = (program == SERVER).then_some("--enable-feature=exemplar-storage");
+    fn start(config: &str) -> Self {
+        Self::start_with(|folder, address| {
+            let file = folder.join("prometheus.yml");
+            fs::write(&file, config).expect("the folder is ours");
+            let mut command = Command::new(tool("bin/prometheus"));
+            command
+                .arg(format!("--config.file={}", file.display()))
+                .arg(format!("--storage.tsdb.path={}", folder.join("data").display()))
+                .arg(format!("--web.listen-address={address}"))
+                .arg("--enable-feature=exemplar-storage");
+            command
+        })
+    }
+
+    /// Starts the server of this command, which is given a folder and an address.
+    #[track_caller]
+    fn start_with(command: impl FnOnce(&Path, SocketAddr) -> Command) -> Self {
         let folder =
             tempfile::Builder::new().prefix("vramd-prometheus-").tempdir().expect("/tmp is writable");
-        let file = folder.path().join("prometheus.yml");
-        fs::write(&file, config).expect("the folder is ours");
         let log = File::create(folder.path().join("log")).expect("the folder is ours");
         let address = http::free_address();
-        let child = Command::new(tool(program))
-            .arg(format!("--config.file={}", file.display()))
-            .arg(format!("--storage.tsdb.path={}", folder.path().join("data").display()))
-            .arg(format!("--web.listen-address={address}"))
-            .args(exemplars)
+        let child = command(folder.path(), address)
             .stdin(Stdio::null())
             .stdout(log.try_clone().expect("a file can be shared"))
             .stderr(log)
@@ -101,7 +117,7 @@ impl Prometheus {
     }
 
     pub fn otlp_endpoint(&self) -> String {
-        format!("http://{}/api/v1/otlp", self.address)
+        format!("http://{}/opentelemetry", self.address)
     }
 
     /// The value of each series of an expression, by one of its labels.
@@ -205,7 +221,8 @@ fn promtool(action: &str, files: &[PathBuf]) -> Result<()> {
 
 /// The report of Prometheus's linter on a scrape: empty if it is good.
 pub fn lint(scrape: &str) -> String {
-    let mut child = Command::new(tool("bin/promlint"))
+    let mut child = Command::new(tool("bin/promtool"))
+        .args(["check", "metrics"])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())

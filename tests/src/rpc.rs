@@ -149,6 +149,8 @@ calls! { Memory:
     describe_allocation(DescribeAllocationRequest) -> DescribeAllocationResponse;
     list_allocations(ListAllocationsRequest) -> ListAllocationsResponse;
     get_own_quota(GetOwnQuotaRequest) -> GetOwnQuotaResponse;
+    check_file(CheckFileRequest) -> CheckFileResponse;
+    report_fall_back(ReportFallBackRequest) -> ReportFallBackResponse;
 }
 
 calls! { Admin:

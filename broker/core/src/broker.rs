@@ -22,6 +22,7 @@ use crate::{
     shell::Shell,
     tenancy::{PinTable, SessionTable, Tenants},
     time::Time,
+    turns::Turns,
     view::StoredQuotas,
 };
 
@@ -47,6 +48,8 @@ pub struct Broker {
     pub(crate) line: Line,
     /// Parts that move between tiers, and their backing.
     pub(crate) moves: Moves,
+    /// Working sets, and turns of sessions on them.
+    pub(crate) turns: Turns,
     pub(crate) usage: Usage,
     pub(crate) node: NodeState,
     #[cfg(feature = "planted")]
@@ -92,6 +95,7 @@ impl Broker {
             mapping: Mappings::default(),
             line: Line::default(),
             moves: Moves::default(),
+            turns: Turns::default(),
             usage: Usage::new(config.eviction, &config.victim_script),
             node: NodeState::new(Settings::of(&config)),
             #[cfg(feature = "planted")]

@@ -18,6 +18,7 @@ use crate::{
     settings::Settings,
     tenancy::Standing,
     time::Time,
+    turns::{TurnEnd, TurnState},
     view::{AllocationView, QuotaView, StandingSource, StoredQuotas, TenantView},
 };
 
@@ -111,6 +112,8 @@ pub enum Reply {
     },
     WaitCancelled,
     PrefetchCancelled,
+    /// The owner of the turn was asked to yield.
+    TurnAsked,
     /// The settings in force.
     SettingsChanged(Box<Settings>),
     Drained {
@@ -202,6 +205,16 @@ pub enum DaemonFrame {
     Sequence {
         number: u64,
         state: SequenceState,
+    },
+    /// Answers `WorkingSet`.
+    WorkingSet {
+        number: u64,
+        refusal: Option<Refusal>,
+    },
+    /// How a turn of the session stands.
+    Turn {
+        turn: u64,
+        state: TurnState,
     },
     Drain {
         draining: bool,
@@ -550,6 +563,56 @@ pub enum Notice {
         bytes: Bytes,
         /// How long the request had been ready.
         lead: Duration,
+    },
+    /// A turn is admitted, and the hand-over begins: the parts of its set come to the device.
+    TurnAdmitted {
+        session: SessionId,
+        turn: u64,
+        tenant: Arc<str>,
+        device: DeviceIndex,
+        set: Arc<str>,
+        bytes: Bytes,
+        /// When the client requested it.
+        since: Time,
+    },
+    /// The hand-over is over: all parts of the set are there, and its client has the turn.
+    TurnGranted {
+        session: SessionId,
+        turn: u64,
+        tenant: Arc<str>,
+        device: DeviceIndex,
+        set: Arc<str>,
+        bytes: Bytes,
+        /// When the client requested it.
+        since: Time,
+        admitted: Time,
+    },
+    /// The client was asked to yield.
+    TurnEnding {
+        session: SessionId,
+        tenant: Arc<str>,
+        device: DeviceIndex,
+        set: Arc<str>,
+        by_operator: bool,
+    },
+    /// The client did not yield in time.
+    TurnOverdue {
+        session: SessionId,
+        tenant: Arc<str>,
+        device: DeviceIndex,
+        set: Arc<str>,
+        /// When it was asked to.
+        asked: Time,
+    },
+    /// A granted turn has ended.
+    TurnEnded {
+        session: SessionId,
+        turn: u64,
+        tenant: Arc<str>,
+        device: DeviceIndex,
+        set: Arc<str>,
+        granted: Time,
+        end: TurnEnd,
     },
     /// A part in host memory that a session wants is read there, or moves to its device. The sum says why.
     PlacementChosen {

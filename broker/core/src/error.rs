@@ -188,6 +188,22 @@ pub enum Refusal {
         session: SessionId,
         number: u64,
     },
+    /// A session has a turn or waits for one, and requests another.
+    TurnHeld {
+        session: SessionId,
+        /// The name of the working set whose turn it has or waits for.
+        set: String,
+    },
+    /// A turn was not granted within the time that the client allowed.
+    TurnWaitOver {
+        within: Duration,
+        /// The wait as a clause.
+        waited: String,
+    },
+    TurnNotFound {
+        session: SessionId,
+        set: String,
+    },
     /// A client cancelled a batch of its session that is not in the line.
     BatchNotWaiting {
         request_id: [u8; 16],
@@ -321,7 +337,9 @@ impl Refusal {
             Self::Raced { .. } => Reason::Raced,
             Self::PinStalled { .. } => Reason::PinStalled,
             Self::MapFailed { .. } => Reason::MapFailed,
-            Self::WaitOver { .. } => Reason::Deadline,
+            Self::WaitOver { .. } | Self::TurnWaitOver { .. } => Reason::Deadline,
+            Self::TurnHeld { .. } => Reason::TurnHeld,
+            Self::TurnNotFound { .. } => Reason::TurnNotFound,
             Self::NoRoom { why, .. } => why.reason(),
             Self::WaitCancelled { .. } => Reason::WaitCancelled,
             Self::WaitNotFound { .. } | Self::BatchNotWaiting { .. } => Reason::WaitNotFound,
@@ -455,6 +473,9 @@ impl Refusal {
             Self::PrefetchNotFound { session, number } => {
                 vec![("session", session.to_string()), ("prefetch", number.to_string())]
             }
+            Self::TurnHeld { session, set } | Self::TurnNotFound { session, set } => {
+                vec![("session", session.to_string()), ("set", set.clone())]
+            }
             Self::BatchNotWaiting { request_id } => vec![("wait", hex(request_id))],
             Self::NameTaken { name } => vec![("name", name.clone())],
             Self::DriverFailed { device, problem } => {
@@ -470,7 +491,9 @@ impl Refusal {
             Self::KindUnsupported { kind } => vec![("kind", (*kind).to_owned())],
             Self::TierUnsupported { tier } => vec![("tier", tier.to_string())],
             Self::InvariantBroken { invariant } => vec![("invariant", (*invariant).to_owned())],
-            Self::SessionMissing | Self::Draining | Self::WaitOver { .. } => vec![],
+            Self::SessionMissing | Self::Draining | Self::WaitOver { .. } | Self::TurnWaitOver { .. } => {
+                vec![]
+            }
         }
     }
 }
@@ -778,6 +801,21 @@ impl fmt::Display for Refusal {
                     PrefetchNumber(*number)
                 )
             }
+            Self::TurnHeld { session, set } => write!(
+                f,
+                "{session} has the turn of `{set}` or waits for it, and may not request another: a program that has one \
+                 turn and waits for another could wait for itself. Yield first"
+            ),
+            Self::TurnWaitOver { within, waited } => write!(
+                f,
+                "the turn was not granted within {} ms: {waited}. Allow more time, or use smaller working sets",
+                within.as_millis()
+            ),
+            Self::TurnNotFound { session, set } => write!(
+                f,
+                "{session} has no turn of a working set `{}`. `vramctl turn list` shows those that have",
+                set.escape_default()
+            ),
             Self::BatchNotWaiting { request_id } => write!(
                 f,
                 "no batch of this session with request id {} waits for room. Repeat the request to learn what became of it",

@@ -10,6 +10,7 @@ use crate::{
     sequence::SequenceSpec,
     settings::SettingsChange,
     tenancy::{AdvicePermission, TenantClass},
+    turns::WorkingSetSpec,
 };
 
 /// The number of one request. One [`crate::Command::Reply`] with the same number answers it.
@@ -201,6 +202,29 @@ pub enum ClientFrame {
     /// The client no longer needs that sequence.
     SequenceEnded {
         number: u64,
+    },
+    /// The client names allocations that it uses together.
+    WorkingSet {
+        /// Greater than the number of any earlier set of the session.
+        number: u64,
+        spec: WorkingSetSpec,
+    },
+    /// The client no longer needs that set. It yields the turn, or gives up the wait for it.
+    WorkingSetEnded {
+        number: u64,
+    },
+    /// The client wants the turn of a set.
+    TurnRequested {
+        /// Greater than the number of any earlier turn of the session.
+        turn: u64,
+        /// The number of the set.
+        set: u64,
+        /// How long it waits for the grant; `None` means without limit.
+        wait: Option<Duration>,
+    },
+    /// The client yields, or no longer waits. It may have yielded or been refused already.
+    TurnYielded {
+        turn: u64,
     },
     /// The client has pinned the set through its words, or has given up the call.
     PinEnded {
@@ -499,6 +523,12 @@ pub enum OperatorRequest {
         session: SessionId,
         /// [`crate::PrefetchView::number`].
         number: u64,
+    },
+    /// Asks the owner of a turn to yield, as if its quantum had ended.
+    YieldTurn {
+        session: SessionId,
+        /// [`crate::WorkingSetView::name`].
+        set: String,
     },
     /// Applies all of the change, or nothing.
     ChangeSettings(SettingsChange),

@@ -57,6 +57,7 @@ mod tenancy;
 mod time;
 #[cfg(test)]
 mod transitions;
+mod turns;
 mod view;
 
 pub use broker::Broker;
@@ -77,7 +78,7 @@ pub use eviction::{
 };
 #[cfg(feature = "observed")]
 pub use forced::Forced;
-pub use limits::Limits;
+pub use limits::{Limits, TurnLimits};
 pub use moves::{Cause, MigrationEvent, MigrationState, WriteBackEvent, WriteBackState};
 pub use observed::Transition;
 pub use placement::{PlacedBy, Placement, PlacementSum};
@@ -95,6 +96,7 @@ pub use tenancy::{
     UnknownPermission,
 };
 pub use time::Time;
+pub use turns::{TurnEnd, TurnPhase, TurnState, WorkingSetSpec, WorkingSetView};
 pub use view::{
     AdviceView, AllocationView, Backing, Counts, DeviceView, MapperView, MoveView, NodeView, OwnQuotaView,
     PartView, QuotaInForce, QuotaView, SessionView, StandingSource, StoredChange, StoredQuota, StoredQuotas,

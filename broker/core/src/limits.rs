@@ -87,6 +87,18 @@ pub const SEQUENCE_AHEAD_MIN: u64 = 2;
 /// How many steps ahead of a sequence the daemon works at most.
 pub const SEQUENCE_AHEAD_MAX: u64 = 64;
 
+/// The most working sets of a session.
+pub const WORKING_SETS_PER_SESSION_MAX: usize = 64;
+
+/// The most allocations of a working set.
+pub const WORKING_SET_ALLOCATIONS_MAX: usize = 4096;
+
+/// The most parts of all allocations of a working set.
+pub const WORKING_SET_PARTS_MAX: usize = 16_384;
+
+/// A tenant that begins to ask for turns is at most so many quanta behind the least served tenant of its class.
+pub const TURN_DEBT_QUANTA: u32 = 10;
+
 /// How many steps of a learnt order the daemon works ahead at most.
 pub const SPECULATION_STEPS_MAX: usize = 8;
 
@@ -164,6 +176,31 @@ pub struct Limits {
     pub cached_for: Duration,
     /// How long an extent stays cached for a tenant that has a session, if no allocation reuses it.
     pub cached_idle_for: Duration,
+    pub turns: TurnLimits,
+}
+
+/// How long turns last.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TurnLimits {
+    /// How long a client keeps its turn before it is asked to yield for another one.
+    pub quantum: Duration,
+    /// The same if a tenant of a higher class waits.
+    pub min_quantum: Duration,
+    /// How long a client may take to yield before its turn is reported as overdue.
+    pub overdue_after: Duration,
+    /// How long a client may take to yield before the daemon kills its process; zero means for ever.
+    pub end_after: Duration,
+}
+
+impl Default for TurnLimits {
+    fn default() -> Self {
+        Self {
+            quantum: Duration::from_secs(30),
+            min_quantum: Duration::from_secs(1),
+            overdue_after: Duration::from_secs(10),
+            end_after: Duration::ZERO,
+        }
+    }
 }
 
 impl Default for Limits {
@@ -196,6 +233,7 @@ impl Default for Limits {
             cached_bytes_per_tenant_max: Bytes::ZERO,
             cached_for: Duration::from_secs(60),
             cached_idle_for: Duration::from_secs(300),
+            turns: TurnLimits::default(),
         }
     }
 }

@@ -279,7 +279,7 @@ mod bugs {
         PrefetchWeightIgnored: "fetched bytes count the same for every tenant of a class, whatever its weight", [PREFETCH_ORDER];
         PauseIgnored: "prefetches of the lower classes go on whatever the pressure", [PREFETCH_PAUSED];
         PressureClassIgnored: "cold parts leave for pressure by their last use, whatever the class of their tenant", [CLASS_ORDER];
-        VictimClassIgnored: "parts leave for a prefetch by their last use, whatever the class of their tenant", [CLASS_ORDER, ADVISED_ORDER];
+        VictimClassIgnored: "parts leave for a prefetch by their last use, whatever the class of their tenant", [CLASS_ORDER, ADVISED_ORDER, SEQUENCE_ORDER];
         OldClassKept: "parts that are there stay in the default class when their tenant gets another one", [EVICTION_ORDER];
         StandingUnstored: "the classes and weights of tenants are lost with the next change of a quota", [STORED];
         MissedDeadlinesKept: "a prefetch request that is late goes before one of its tenant that can be in time", [PREFETCH_ORDER];
@@ -311,6 +311,13 @@ mod bugs {
         EvictedByOthers: "a client evicts memory that another session owns", [CALLS];
         EvictionNeverBegun: "an owner's eviction waits and begins no part", [OPS, TIMERS];
         SequenceNearerEvicted: "a part leaves for one that its sequence needs later", [SEQUENCE_ORDER, PREFETCH_VICTIMS];
+        TurnGrantedEarly: "a turn is granted when it is admitted, before the parts of its set are there", [TURN_GRANTED];
+        TurnOwnersTwo: "a turn is admitted beside owners whose sets leave no room for its own", [TURN_OWNERS];
+        TurnStarved: "of the turns that wait the last one is admitted first", [TURN_ORDER];
+        TurnYieldLost: "the yield of a client that was asked for it is lost", [TURN_HELD];
+        SetBroughtOutOfTurn: "the set of the turn that comes last is brought ahead", [SPECULATION];
+        TurnAskedInVain: "owners are asked to yield whose leaving makes no room for the turn that waits", [TURN_HELD];
+        TurnsCounted: "each turn of a tenant counts as much as any other, however long it was", [TURN_ORDER, TURN_HELD];
         LearntElsewhere: "an order that was learnt is applied to another allocation", [SPECULATION];
         SpeculationAboveAll: "parts are brought unasked while clients wait for room or requests are queued", [SPECULATION];
         SpeculationNeverOff: "parts are brought unasked however many of them were wasted", [SPECULATION];

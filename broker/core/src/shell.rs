@@ -59,6 +59,8 @@ pub(crate) enum Timer {
     Prefetch,
     /// A hopeless waiter begins to let others pass.
     Pass,
+    /// A turn has lasted long enough, or waited long enough.
+    Turns,
     /// More parts of a device can get backing.
     Backing(DeviceIndex),
 }

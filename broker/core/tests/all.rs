@@ -45,6 +45,7 @@ mod sessions;
 mod settings;
 mod silences;
 mod speculation;
+mod turns;
 mod unpinned;
 mod urgency;
 mod wait_figures;

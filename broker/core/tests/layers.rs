@@ -12,7 +12,7 @@ use std::{
 use crate::purity::source_files;
 
 /// From the lowest to the highest.
-const LAYERS: [&str; 17] = [
+const LAYERS: [&str; 18] = [
     "shared",
     "calls",
     "extents",
@@ -22,6 +22,7 @@ const LAYERS: [&str; 17] = [
     "prefetch",
     "sequence",
     "pins",
+    "turns",
     "allocation",
     "after_revocation",
     "scan",

@@ -6,8 +6,9 @@ use serde::Serialize;
 use vramd_types::Bytes;
 
 use crate::{
-    Certainty, Detected, HostBound, HostNeed, HostShare, Platform, SHARE_PERCENT, host_share, platform,
-    readings::{DaemonReadings, Readings},
+    Certainty, Detected, HostBound, HostNeed, HostShare, Platform, SHARE_PERCENT, file_access, host_share,
+    platform,
+    readings::{DaemonReadings, DeviceReadings, FallBackReadings, Readings},
 };
 
 /// Open files with which a daemon serves few parts on any node.
@@ -41,6 +42,8 @@ pub struct Diagnosis {
     pub follows: Vec<String>,
     /// The tiers, one line each.
     pub tiers: Vec<String>,
+    /// How the devices read files that clients map, and the copies that were made instead. Empty without a driver.
+    pub files: Vec<String>,
     /// Limits that stand in the way. Empty if none does.
     pub limits: Vec<Finding>,
     /// Memory that Kubernetes counts wrongly on such a node.
@@ -56,6 +59,7 @@ pub fn diagnose(readings: &Readings) -> Diagnosis {
     Diagnosis {
         follows: follows(readings, &detected),
         tiers: tiers(readings, detected.platform, share),
+        files: files(readings),
         limits: limits(readings, &detected, share),
         kubernetes: kubernetes(readings, detected.platform),
         daemon: readings.daemon.as_ref().map(daemon).unwrap_or_default(),
@@ -155,6 +159,30 @@ fn tiers(readings: &Readings, platform: Platform, share: HostShare) -> Vec<Strin
         ),
         "disk: none, unless [disk] names a directory and a size".to_owned(),
     ]
+}
+
+fn files(readings: &Readings) -> Vec<String> {
+    let devices = readings.devices.as_deref().unwrap_or_default();
+    let mut lines: Vec<String> = match devices {
+        [] => Vec::new(),
+        [first, others @ ..] if others.iter().all(|other| file_access(other) == file_access(first)) => {
+            vec![file_access(first).to_string()]
+        }
+        all => all.iter().map(access_of).collect(),
+    };
+    let fall_backs = readings.daemon.as_ref().map(|daemon| daemon.fall_backs.as_slice()).unwrap_or_default();
+    lines.extend(fall_backs.iter().map(copied));
+    lines
+}
+
+fn access_of(device: &DeviceReadings) -> String {
+    format!("{}: {}", device.uuid, file_access(device))
+}
+
+fn copied(fall_back: &FallBackReadings) -> String {
+    let FallBackReadings { reason, meaning, loads, copied_bytes } = fall_back;
+    let loads = if *loads == 1 { "1 load".to_owned() } else { format!("{loads} loads") };
+    format!("{loads} copied {} to a device: {reason}: {meaning}", size(*copied_bytes))
 }
 
 /// Why the automatic host tier has its size: one sentence without a full stop.
@@ -354,6 +382,7 @@ impl fmt::Display for Diagnosis {
         block("BECAUSE", because.clone())?;
         block("WHAT FOLLOWS", self.follows.clone())?;
         block("TIERS", self.tiers.clone())?;
+        block("MAPPED FILES", self.files.clone())?;
         let none = vec!["none stands in the way".to_owned()];
         block("LIMITS", if self.limits.is_empty() { none } else { texts(&self.limits) })?;
         block("KUBERNETES", texts(&self.kubernetes))?;

@@ -111,6 +111,8 @@ pub struct DeviceReadings {
     pub direct_managed_mem_access_from_host: Option<bool>,
     #[serde(default)]
     pub host_register_supported: Option<bool>,
+    #[serde(default)]
+    pub read_only_host_register_supported: Option<bool>,
     /// The host node whose memory is nearest.
     #[serde(default)]
     pub host_numa_id: Option<u32>,
@@ -176,6 +178,21 @@ pub struct DaemonReadings {
     pub words_per_session_max: u64,
     /// Extents that the limit of open files allows.
     pub extents_max: u64,
+    /// Files that clients copied to a device instead of reading them in place, since the start.
+    #[serde(default)]
+    pub fall_backs: Vec<FallBackReadings>,
+}
+
+/// Copies for one reason.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FallBackReadings {
+    /// Its name in metrics, like `file_mutable`.
+    pub reason: String,
+    /// The reason in words, with the remedy.
+    pub meaning: String,
+    pub loads: u64,
+    pub copied_bytes: u64,
 }
 
 impl DeviceReadings {
@@ -193,6 +210,7 @@ impl DeviceReadings {
             concurrent_managed_access: Some(true),
             direct_managed_mem_access_from_host: is(&coherent),
             host_register_supported: Some(true),
+            read_only_host_register_supported: Some(true),
             host_numa_id: Some(0),
             addressing_mode: None,
             simulated: Some(platform),

@@ -281,7 +281,9 @@ impl Shell {
             | DaemonFrame::Drain { .. }
             | DaemonFrame::Pressure(_)
             | DaemonFrame::Prefetch { .. }
-            | DaemonFrame::Sequence { .. } => return,
+            | DaemonFrame::Sequence { .. }
+            | DaemonFrame::WorkingSet { .. }
+            | DaemonFrame::Turn { .. } => return,
         };
         self.ready.push_back(Event::Frame { channel, frame });
     }

@@ -1,5 +1,7 @@
 //! The frame codec: converts between the frames of the core and the packets of the protocol. No other file knows both.
 
+mod turns;
+
 use std::time::Duration;
 
 use broker_core::{
@@ -92,6 +94,8 @@ pub fn encode(frame: &DaemonFrame, context: Context<'_>) -> Result<OutFrame, Unk
             sequence_id: *number,
             step: Some(sequence_step(state)),
         }),
+        DaemonFrame::WorkingSet { number, refusal } => turns::answer(*number, refusal.as_ref()),
+        DaemonFrame::Turn { turn, state } => turns::progress(*turn, state),
         DaemonFrame::Drain { draining } => Frame::Drain(v1::Drain { draining: *draining }),
         DaemonFrame::Pressure(note) => {
             note_of = Some((note.device, note.tier));
@@ -256,6 +260,10 @@ pub fn decode(packet: &[u8]) -> Result<Received, String> {
         Some(Frame::SequenceEnded(ended)) => {
             Ok(Received::plain(core::ClientFrame::SequenceEnded { number: ended.sequence_id }))
         }
+        Some(Frame::WorkingSet(named)) => turns::working_set(named).map(Received::plain),
+        Some(Frame::WorkingSetEnded(ended)) => Ok(Received::plain(turns::set_ended(&ended))),
+        Some(Frame::TurnAcquire(wanted)) => Ok(Received::plain(turns::requested(&wanted))),
+        Some(Frame::TurnYielded(yielded)) => Ok(Received::plain(turns::yielded(&yielded))),
         Some(Frame::PinEnded(ended)) => {
             Ok(Received::plain(core::ClientFrame::PinEnded { call: ended.call_id }))
         }

@@ -128,6 +128,7 @@ impl Default for Limits {
             speculation_bytes_max,
             pin_stall,
             hold_after,
+            turns: _,
         } = broker_core::Limits::default();
         Self {
             sessions_max,
@@ -209,6 +210,8 @@ impl Limits {
             speculation_bytes_max: self.speculation_bytes_max,
             pin_stall: self.pin_stall,
             hold_after: self.hold_after,
+            // They have a table of their own.
+            turns: broker_core::TurnLimits::default(),
         }
     }
 }
@@ -247,7 +250,7 @@ fn slots<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D::Error> {
     }
 }
 
-fn millis_or_none<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
+pub(super) fn millis_or_none<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
     u64::deserialize(deserializer).map(Duration::from_millis)
 }
 

@@ -16,6 +16,7 @@ mod shares;
 mod telemetry;
 mod tenants;
 mod tenants_file;
+mod turns;
 
 use std::{fs, path::Path};
 
@@ -37,6 +38,7 @@ pub use shares::Shares;
 pub use telemetry::{Endpoint, OtlpProtocol, SampleRatio, Signal, Telemetry};
 pub use tenants::{Tenant, standings};
 pub use tenants_file::{QuotaEntry, TENANTS_FILE_BYTES_MAX, TenantEntry, TenantsFile};
+pub use turns::Turns;
 
 /// Reads a configuration file.
 pub fn load(path: &Path) -> Result<Config, ConfigError> {

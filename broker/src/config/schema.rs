@@ -7,7 +7,7 @@ use broker_platform::Platform;
 use serde::{Deserialize, Deserializer, de};
 use vramd_types::{Bytes, Quantity};
 
-use super::{Disk, Files, Limits, Pressure, QuantityText, Shares, Telemetry, Tenant, quantity};
+use super::{Disk, Files, Limits, Pressure, QuantityText, Shares, Telemetry, Tenant, Turns, quantity};
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -23,6 +23,7 @@ pub struct File {
     /// In order. The first matching rule names the tenant. Entries may also give a tenant its class and its weight.
     pub tenants: Vec<Tenant>,
     pub limits: Limits,
+    pub turns: Turns,
     pub telemetry: Telemetry,
 }
 

@@ -16,7 +16,7 @@ const SIMULATED_DRIVER: &str = include_str!("../../../docs/testing/simulated-dri
 const TABLES_FOR_TESTS: [&str; 3] = ["[driver.sim]", "[[driver.sim.faults]]", "[[driver.sim.revocations]]"];
 
 /// Every table of the configuration, as it is written in a file.
-const TABLES: [&str; 14] = [
+const TABLES: [&str; 15] = [
     "[daemon]",
     "[driver]",
     "[driver.cuda]",
@@ -30,6 +30,7 @@ const TABLES: [&str; 14] = [
     "[quota.default]",
     "[[tenants]]",
     "[limits]",
+    "[turns]",
     "[telemetry]",
 ];
 

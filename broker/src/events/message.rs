@@ -5,7 +5,7 @@ use std::fmt::{self, Display, Write as _};
 
 use broker_core::{
     Advice, AdvicePermission, Caller, Cause, Deferral, Notice, PartRef, PrefetchEnd, Pressure, Refusal,
-    Retention, StandingSource, TenantClass, Tier,
+    Retention, StandingSource, TenantClass, Tier, Time,
 };
 use vramd_proto::v1::{
     self, EventKind, allocation_event::Change as AllocationChange, device_event::Change as DeviceChange,
@@ -14,7 +14,7 @@ use vramd_proto::v1::{
 };
 use vramd_types::{Bytes, DeviceIndex, SessionId};
 
-use super::settings;
+use super::{settings, turns};
 use crate::{channel::frame_codec, moves::WRITTEN_SINCE};
 
 /// Maximum bytes of one text.
@@ -54,6 +54,10 @@ pub(super) fn kind(notice: &Notice) -> Option<EventKind> {
         | Notice::MoveFailed { .. }
         | Notice::MoveStopped { .. } => EventKind::Move,
         Notice::PrefetchEnded { .. } => EventKind::Prefetch,
+        Notice::TurnGranted { .. }
+        | Notice::TurnEnding { .. }
+        | Notice::TurnOverdue { .. }
+        | Notice::TurnEnded { .. } => EventKind::Turn,
         Notice::PressureChanged { .. } => EventKind::Pressure,
         Notice::SettingsChanged { .. } => EventKind::Settings,
         Notice::Draining { .. } | Notice::InvariantBroken { .. } => EventKind::Node,
@@ -71,6 +75,7 @@ pub(super) fn kind(notice: &Notice) -> Option<EventKind> {
         | Notice::PlacementChosen { .. }
         | Notice::ReadInPlaceEnded { .. }
         | Notice::SpeculationEnded { .. }
+        | Notice::TurnAdmitted { .. }
         | Notice::VictimChosen { .. }
         | Notice::Evicted { .. }
         | Notice::PinStalled { .. } => return None,
@@ -106,14 +111,18 @@ pub(super) fn tenant(notice: &Notice) -> Option<&str> {
         | Notice::CleanBackingDiffers { tenant, .. }
         | Notice::MoveFailed { tenant, .. }
         | Notice::MoveStopped { tenant, .. }
-        | Notice::PrefetchEnded { tenant, .. } => Some(tenant),
+        | Notice::PrefetchEnded { tenant, .. }
+        | Notice::TurnGranted { tenant, .. }
+        | Notice::TurnEnding { tenant, .. }
+        | Notice::TurnOverdue { tenant, .. }
+        | Notice::TurnEnded { tenant, .. } => Some(tenant),
         Notice::Refused { by: Caller::Process { tenant, .. }, .. } => Some(tenant),
         _ => None,
     }
 }
 
-/// Converts a notice that has a kind. `devices` are UUIDs, in the daemon's order.
-pub(super) fn event(notice: &Notice, devices: &[String]) -> Option<Event> {
+/// Converts a notice that has a kind, at the time `now`. `devices` are UUIDs, in the daemon's order.
+pub(super) fn event(notice: &Notice, devices: &[String], now: Time) -> Option<Event> {
     let allocation = |change: AllocationChange, id: vramd_types::AllocationId| {
         Event::Allocation(v1::AllocationEvent {
             change: change.into(),
@@ -217,6 +226,10 @@ pub(super) fn event(notice: &Notice, devices: &[String]) -> Option<Event> {
                 drop_tenant: drop_tenant.to_owned(),
             })
         }
+        Notice::TurnGranted { .. }
+        | Notice::TurnEnding { .. }
+        | Notice::TurnOverdue { .. }
+        | Notice::TurnEnded { .. } => Event::Turn(turns::event(notice, now)?),
         Notice::Unbrokered { device, bytes } => of_device(DeviceChange::Unbrokered, Some(*device), *bytes),
         Notice::Shortfall { device, bytes, .. } => of_device(DeviceChange::Shortfall, Some(*device), *bytes),
         Notice::Unreturned { bytes, .. } => of_device(DeviceChange::Unreturned, None, *bytes),
@@ -280,6 +293,7 @@ pub(super) fn event(notice: &Notice, devices: &[String]) -> Option<Event> {
         | Notice::PlacementChosen { .. }
         | Notice::ReadInPlaceEnded { .. }
         | Notice::SpeculationEnded { .. }
+        | Notice::TurnAdmitted { .. }
         | Notice::VictimChosen { .. }
         | Notice::Evicted { .. }
         | Notice::PinStalled { .. } => return None,

@@ -14,6 +14,7 @@ mod message;
 mod settings;
 #[cfg(test)]
 mod tests;
+mod turns;
 mod watch_queue;
 
 use std::{
@@ -110,7 +111,7 @@ impl Events {
         if matching.peek().is_none() {
             return;
         }
-        let Some(event) = message::event(notice, &self.0.devices) else { return };
+        let Some(event) = message::event(notice, &self.0.devices, self.0.clock.now()) else { return };
         let event = Arc::new(self.message(sequence, tenant, event));
         for (_, queue) in matching {
             queue.push(&event);

@@ -6,6 +6,7 @@ mod prefetches;
 mod settings;
 mod tenants;
 mod trace;
+mod turns;
 
 use std::{collections::BTreeSet, sync::Arc, time::SystemTime};
 
@@ -427,6 +428,22 @@ impl AdminService for Admin {
     ) -> Result<Response<v1::CancelPrefetchResponse>, Status> {
         let operator = self.operator(&request)?;
         self.cancel_prefetch_of(operator, request.into_inner()).await.map(Response::new)
+    }
+
+    async fn list_turns(
+        &self,
+        request: Request<v1::ListTurnsRequest>,
+    ) -> Result<Response<v1::ListTurnsResponse>, Status> {
+        self.operator(&request)?;
+        self.turns(request.into_inner()).await.map(Response::new)
+    }
+
+    async fn yield_turn(
+        &self,
+        request: Request<v1::YieldTurnRequest>,
+    ) -> Result<Response<v1::YieldTurnResponse>, Status> {
+        let operator = self.operator(&request)?;
+        self.yield_turn_of(operator, request.into_inner()).await.map(Response::new)
     }
 
     async fn get_settings(

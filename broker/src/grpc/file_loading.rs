@@ -38,6 +38,31 @@ pub struct Loading {
     opening: Option<Arc<OpenPermits>>,
 }
 
+/// Why a file was not opened.
+#[derive(Debug)]
+pub(super) enum NotOpened {
+    /// The daemon could not look at it, or not in time. It may well be immutable.
+    Unchecked {
+        fd: u32,
+    },
+    Refused(Refusal),
+}
+
+impl From<NotOpened> for Refusal {
+    fn from(why: NotOpened) -> Self {
+        match why {
+            NotOpened::Unchecked { fd } => {
+                file_mutable(fd, "the daemon could not look at the file, or not within 5 s")
+            }
+            NotOpened::Refused(refusal) => refusal,
+        }
+    }
+}
+
+fn file_mutable(fd: u32, why: &str) -> Refusal {
+    Refusal::FileMutable { path: format!("descriptor {fd}"), why: why.to_owned() }
+}
+
 /// Permits to open files.
 #[derive(Debug)]
 struct OpenPermits {
@@ -66,15 +91,14 @@ impl Loading {
         fd: u32,
         offset: Bytes,
         asked: Bytes,
-    ) -> Result<(RegisteredFile, FileSpan, Bytes), Refusal> {
-        let unchecked =
-            |why: &str| Refusal::FileMutable { path: format!("descriptor {fd}"), why: why.to_owned() };
+    ) -> Result<(RegisteredFile, FileSpan, Bytes), NotOpened> {
         let opening = self.opening.clone().ok_or_else(|| {
-            unchecked(
+            NotOpened::Refused(file_mutable(
+                fd,
                 "the daemon loads no files, since neither files.immutable_paths nor files.verity is set",
-            )
+            ))
         })?;
-        let unknown = || unchecked("the daemon could not look at the file, or not within 5 s");
+        let unknown = || NotOpened::Unchecked { fd };
         let (immutable, caller) = (Arc::clone(&self.immutable), caller.clone());
         let uid = caller.with_peer(|peer| peer.uid).ok_or_else(unknown)?;
         let opened = async {
@@ -87,15 +111,17 @@ impl Loading {
         };
         // A hanging file system must not delay other clients: a file that cannot be checked in time counts as mutable.
         let opened = timeout(OPEN_TIMEOUT, opened).await.map_err(|_| unknown())??;
-        let Immutable { file, path, size } = opened.map_err(|error| match error {
-            NotLoadable::Invalid(problem) => Refusal::FileInvalid { problem },
-            NotLoadable::Mutable { path, why } => {
-                Refusal::FileMutable { path: path.display().to_string(), why }
-            }
+        let Immutable { file, path, size } = opened.map_err(|error| {
+            NotOpened::Refused(match error {
+                NotLoadable::Invalid(problem) => Refusal::FileInvalid { problem },
+                NotLoadable::Mutable { path, why } => {
+                    Refusal::FileMutable { path: path.display().to_string(), why }
+                }
+            })
         })?;
         let asked = Some(asked).filter(|asked| !asked.is_zero());
         if let Some(problem) = file_range_problem(size, offset, asked) {
-            return Err(Refusal::FileInvalid { problem });
+            return Err(NotOpened::Refused(Refusal::FileInvalid { problem }));
         }
         let bytes = asked.unwrap_or_else(|| size.saturating_sub(offset));
         let named = self.files.register(file);

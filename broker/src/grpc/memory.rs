@@ -24,6 +24,7 @@ use super::{
     },
     decision,
     file_loading::Loading,
+    mapped_files::{self, MappedFiles},
     status::{self, refused},
 };
 use crate::{reactor::Inbox, telemetry::Telemetry};
@@ -35,11 +36,18 @@ pub(super) struct Memory {
     call_timeout: Duration,
     telemetry: Telemetry,
     files: Loading,
+    mapped_files: MappedFiles,
 }
 
 impl Memory {
-    pub(super) fn new(inbox: Inbox, call_timeout: Duration, telemetry: Telemetry, files: Loading) -> Self {
-        Self { inbox, call_timeout, telemetry, files }
+    pub(super) fn new(
+        inbox: Inbox,
+        call_timeout: Duration,
+        telemetry: Telemetry,
+        files: Loading,
+        mapped_files: MappedFiles,
+    ) -> Self {
+        Self { inbox, call_timeout, telemetry, files, mapped_files }
     }
 
     async fn submit(
@@ -237,7 +245,7 @@ impl MemoryService for Memory {
         } else {
             let opened = self.files.open(&caller, message.fd, offset, spec.size).await;
             // The core can find the file while `named` lives, which is until the answer.
-            let (named, file, size) = opened.map_err(refused)?;
+            let (named, file, size) = opened.map_err(|why| refused(why.into()))?;
             let load = ClientRequest::Load { spec: AllocationSpec { size, ..spec }, file };
             let reply = self.submit(caller, session, key, load).await?;
             drop(named);
@@ -298,5 +306,34 @@ impl MemoryService for Memory {
         let (tenant, places) = self.read(move |broker| broker.own_quota(session, peer)).await?;
         let places = places.into_iter().map(view::own_quota).collect();
         Ok(Response::new(v1::GetOwnQuotaResponse { tenant, places }))
+    }
+
+    async fn check_file(
+        &self,
+        request: Request<v1::CheckFileRequest>,
+    ) -> Result<Response<v1::CheckFileResponse>, Status> {
+        let caller = Caller::of(&request)?;
+        let message = request.into_inner();
+        let session = convert::session(message.session_id).map_err(|refusal| refused(&refusal))?;
+        let peer = caller.living(session)?;
+        let requested = message.device;
+        let device = self.read(move |broker| broker.device_for(session, peer, requested.as_deref())).await?;
+        let checked = self.mapped_files.check(&caller, message.fd, &device).await;
+        checked.map(Response::new).map_err(|refusal| refused(&refusal))
+    }
+
+    async fn report_fall_back(
+        &self,
+        request: Request<v1::ReportFallBackRequest>,
+    ) -> Result<Response<v1::ReportFallBackResponse>, Status> {
+        let caller = Caller::of(&request)?;
+        let message = request.into_inner();
+        let session = convert::session(message.session_id).map_err(|refusal| refused(&refusal))?;
+        let peer = caller.living(session)?;
+        // Refuses a session that is not the caller's.
+        self.read(move |broker| broker.device_for(session, peer, None)).await?;
+        let reason = mapped_files::of_message(message.reason).map_err(|refusal| refused(&refusal))?;
+        self.mapped_files.count(reason, Bytes::new(message.size_bytes));
+        Ok(Response::new(v1::ReportFallBackResponse {}))
     }
 }

@@ -22,6 +22,7 @@ mod file_loading;
 mod frames;
 mod health;
 mod intake;
+mod mapped_files;
 mod memory;
 mod message_rules;
 mod observe;

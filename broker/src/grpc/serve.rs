@@ -17,6 +17,7 @@ use super::{
     file_loading::Loading,
     health::{ADMIN_SERVICE, MEMORY_SERVICE, Reports},
     intake::IntakeLayer,
+    mapped_files::MappedFiles,
     memory::Memory,
     message_rules::MessageRules,
     observe::ObserveLayer,
@@ -111,8 +112,15 @@ pub async fn serve(
     stop: impl Future<Output = ()>,
 ) -> Result<(), ServeError> {
     let health = Reports::new().await;
-    let memory =
-        Memory::new(inbox.clone(), options.call_timeout, options.telemetry.clone(), options.files.clone());
+    let mapped_files =
+        MappedFiles::new(&options.facts.report, options.files.clone(), options.telemetry.clone());
+    let memory = Memory::new(
+        inbox.clone(),
+        options.call_timeout,
+        options.telemetry.clone(),
+        options.files.clone(),
+        mapped_files,
+    );
     let memory = with_tools(Routes::new(MemoryServiceServer::new(memory)), MEMORY_SERVICE, &health)?;
     let admin = Admin::new(inbox.clone(), events.clone(), &options);
     let admin = with_tools(Routes::new(AdminServiceServer::new(admin)), ADMIN_SERVICE, &health)?;

@@ -228,6 +228,10 @@ fn add_standard_detail(details: &mut ErrorDetails, refusal: &Refusal, message: &
         R::PrefetchNotFound { session, number } => {
             details.set_resource_info("vramd.v1.Prefetch", format!("{session}/{number}"), "", message);
         }
+        R::TurnNotFound { session, set } => {
+            let name = format!("{session}/{set}");
+            details.set_resource_info("vramd.v1.Turn", cut(&name, FACT_BYTES_MAX), "", message);
+        }
         R::BatchNotWaiting { request_id } => {
             let id: String = request_id.iter().map(|byte| format!("{byte:02x}")).collect();
             details.set_resource_info("vramd.v1.Wait", id, "", message);
@@ -265,7 +269,9 @@ fn add_standard_detail(details: &mut ErrorDetails, refusal: &Refusal, message: &
         }
         R::FileMutable { path, .. } => unmet(details, refusal, path, message),
         R::DeviceNotVisible { device } => unmet(details, refusal, device, message),
-        R::SessionLost { session } => unmet(details, refusal, &session.to_string(), message),
+        R::SessionLost { session } | R::TurnHeld { session, .. } => {
+            unmet(details, refusal, &session.to_string(), message)
+        }
         R::TierGuaranteed { device, .. } => unmet(details, refusal, device, message),
         R::GuaranteeUnbacked { tenant, .. } => unmet(details, refusal, &format!("tenant:{tenant}"), message),
         R::SessionMissing | R::ProtocolBroken { .. } => unmet(details, refusal, "session", message),
@@ -276,6 +282,7 @@ fn add_standard_detail(details: &mut ErrorDetails, refusal: &Refusal, message: &
         | R::Raced { .. }
         | R::PinStalled { .. }
         | R::WaitOver { .. }
+        | R::TurnWaitOver { .. }
         | R::WaitCancelled { .. }
         | R::KindUnsupported { .. }
         | R::TierUnsupported { .. }

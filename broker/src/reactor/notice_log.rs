@@ -114,7 +114,7 @@ fn log(notice: &Notice, left_out: u64) {
         // Logged later, if it lasts.
         Notice::SessionSilent { .. } => {}
         Notice::SessionKilled { session, reason, .. } => {
-            warn!(%session, reason, "session was silent for too long: its process is killed");
+            warn!(%session, reason, "the process of a session is killed");
         }
         Notice::SessionAnswered { session, .. } => info!(%session, "session answered and is live again"),
         Notice::SessionGone { session, .. } => info!(%session, "session gone"),
@@ -203,6 +203,21 @@ fn log(notice: &Notice, left_out: u64) {
         }
         Notice::PrefetchEnded { session, number, tenant, bytes, end, loss, .. } => {
             debug!(%session, prefetch = number, %tenant, bytes = bytes.get(), ?end, ?loss, "prefetch ended");
+        }
+        Notice::TurnAdmitted { session, tenant, device, set, .. } => {
+            debug!(%session, %tenant, device = device.0, %set, "hand-over begun: the working set comes to the device");
+        }
+        Notice::TurnGranted { session, tenant, device, set, bytes, .. } => {
+            debug!(%session, %tenant, device = device.0, %set, bytes = bytes.get(), "turn granted");
+        }
+        Notice::TurnEnding { session, tenant, device, set, by_operator } => {
+            debug!(%session, %tenant, device = device.0, %set, by_operator, "client asked to yield its turn");
+        }
+        Notice::TurnOverdue { session, tenant, device, set, .. } => {
+            warn!(%session, %tenant, device = device.0, %set, "turn is overdue: the client does not yield it");
+        }
+        Notice::TurnEnded { session, tenant, device, set, end, .. } => {
+            debug!(%session, %tenant, device = device.0, %set, ?end, "turn ended");
         }
         Notice::PrefetchUsed { tenant, bytes, lead } => {
             trace!(%tenant, bytes = bytes.get(), lead_us = lead.as_micros(), "prefetched part used");

@@ -53,7 +53,11 @@ impl ScheduledRevocations {
             | ClientFrame::PrefetchCancelled { .. }
             | ClientFrame::Sequence { .. }
             | ClientFrame::SequenceStepBegun { .. }
-            | ClientFrame::SequenceEnded { .. } => {}
+            | ClientFrame::SequenceEnded { .. }
+            | ClientFrame::WorkingSet { .. }
+            | ClientFrame::WorkingSetEnded { .. }
+            | ClientFrame::TurnRequested { .. }
+            | ClientFrame::TurnYielded { .. } => {}
         }
     }
 

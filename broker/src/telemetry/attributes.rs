@@ -22,6 +22,7 @@ pub const WAIT_OUTCOME: &str = "vramd.wait.outcome";
 pub const PREFETCH_OUTCOME: &str = "vramd.prefetch.outcome";
 pub const SPECULATION_OUTCOME: &str = "vramd.speculation.outcome";
 pub const PLACEMENT_OUTCOME: &str = "vramd.placement.outcome";
+pub const FALL_BACK_REASON: &str = "vramd.fall_back.reason";
 pub const REFUSAL_REASON: &str = "vramd.refusal.reason";
 pub const REFUSAL_SCOPE: &str = "vramd.refusal.scope";
 pub const VERSION: &str = "vramd.version";
@@ -117,6 +118,13 @@ pub const ATTRIBUTES: &[(&str, &str)] = &[
         EVICTION_REASON,
         "The rule by which the part leaves before others. `sequence`: a declared sequence. `pattern`: its pattern. `advice`: other advice of \
          its owner or an operator. `cold`: its last use, under pressure. Otherwise the name of the eviction policy",
+    ),
+    (
+        FALL_BACK_REASON,
+        "`separate_tiers`: device memory and host memory are apart. `file_mutable`: the file may change. `register_unsupported` and \
+         `register_failed`: the driver did not register the mapping. `map_failed`: the client could not map the file. `misaligned`: a \
+         tensor begins at no multiple of 16 bytes. `not_requested`: the device could read the file in place, and the program did not ask \
+         for that. `file_unchecked`: the daemon could not look at the file, or not in time",
     ),
     (REFUSAL_REASON, "A reason of [the page of errors](errors.md)"),
     (REFUSAL_SCOPE, "The refused object: a `call`, one `item` of a batch, a `channel`, or a `pin` set"),

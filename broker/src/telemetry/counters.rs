@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use broker_core::{Cause, EvictionReason, PrefetchEnd, SpeculationEnd};
-use vramd_types::Reason;
+use vramd_types::{FallBack, Reason};
 
 use crate::config::Signal;
 
@@ -55,6 +55,7 @@ pub(super) struct Counters {
     pins: AtomicU64,
     pin_stalls: AtomicU64,
     create_retries: AtomicU64,
+    turns_overdue: AtomicU64,
     prefetches: [AtomicU64; PREFETCH_ENDS.len()],
     /// Bytes that were used, and wasted.
     speculated: [AtomicU64; 2],
@@ -63,6 +64,7 @@ pub(super) struct Counters {
     /// For each cause, in the order of the reasons.
     evictions: [[AtomicU64; EvictionReason::ALL.len()]; EVICTION_CAUSES.len()],
     lost_lines: AtomicU64,
+    fall_backs: [AtomicU64; FallBack::ALL.len()],
 }
 
 impl Default for Counters {
@@ -75,11 +77,13 @@ impl Default for Counters {
             pins: AtomicU64::new(0),
             pin_stalls: AtomicU64::new(0),
             create_retries: AtomicU64::new(0),
+            turns_overdue: AtomicU64::new(0),
             prefetches: Default::default(),
             speculated: Default::default(),
             placed: Default::default(),
             evictions: Default::default(),
             lost_lines: AtomicU64::new(0),
+            fall_backs: Default::default(),
         }
     }
 }
@@ -123,6 +127,14 @@ impl Counters {
         read(&self.create_retries)
     }
 
+    pub(super) fn count_overdue_turn(&self) {
+        add(Some(&self.turns_overdue), 1);
+    }
+
+    pub(super) fn turns_overdue(&self) -> u64 {
+        read(&self.turns_overdue)
+    }
+
     pub(super) fn count_prefetch(&self, end: PrefetchEnd) {
         add(self.prefetches.get(end as usize), 1);
     }
@@ -164,6 +176,14 @@ impl Counters {
             let counts = EvictionReason::ALL.into_iter().zip(counts);
             counts.map(move |(reason, count)| (cause.name(), reason.name(), read(count)))
         })
+    }
+
+    pub(super) fn count_fall_back(&self, reason: FallBack) {
+        add(self.fall_backs.get(reason as usize), 1);
+    }
+
+    pub(super) fn fall_backs(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        FallBack::ALL.into_iter().map(FallBack::name).zip(self.fall_backs.iter().map(read))
     }
 
     /// Counts a line that stderr did not take in time.

@@ -6,7 +6,9 @@ use std::{
     time::Duration,
 };
 
-use broker_core::{Broker, Counts, DeviceView, NodeView, PressureBounds, QuotaView, Tier, Time};
+use broker_core::{
+    Broker, Counts, DeviceView, NodeView, PressureBounds, QuotaView, Tier, Time, TurnPhase, WorkingSetView,
+};
 use vramd_types::{Bytes, Shares};
 
 use super::metrics::OTHER_TENANTS;
@@ -28,6 +30,7 @@ pub(super) struct Snapshot {
     node: NodeView,
     bounds: PressureBounds,
     shares: Shares,
+    sets: Vec<WorkingSetView>,
 }
 
 impl Snapshot {
@@ -39,6 +42,7 @@ impl Snapshot {
             node: broker.node(),
             bounds: broker.settings().pressure,
             shares: broker.settings().shares,
+            sets: broker.working_sets(),
         }
     }
 }
@@ -61,6 +65,8 @@ pub(super) struct Figures {
     pub(super) fds_in_flight: u64,
     pub(super) parts_waiting: u64,
     pub(super) batches_waiting: u64,
+    /// Working sets that wait for their turn, by device.
+    pub(super) turns_waiting: BTreeMap<String, u64>,
     pub(super) violations: u64,
     /// Bounds of the pressure levels.
     pub(super) bounds: PressureBounds,
@@ -217,7 +223,7 @@ impl NamedTenants {
         refused: &BTreeSet<String>,
         now: Time,
     ) -> Figures {
-        let Snapshot { quotas, devices, counts, node, bounds, shares } = snapshot;
+        let Snapshot { quotas, devices, counts, node, bounds, shares, sets } = snapshot;
         let quotas: Vec<_> = quotas.into_iter().filter_map(account_of).collect();
         self.update(&quotas, &counts, refused, now);
         let places: BTreeSet<_> = quotas.iter().map(|(account, _)| (&account.device, account.tier)).collect();
@@ -235,6 +241,10 @@ impl NamedTenants {
             shares,
             ..Figures::default()
         };
+        for set in sets.into_iter().filter(|set| set.phase == TurnPhase::Waiting) {
+            let waiting = figures.turns_waiting.entry(set.device).or_default();
+            *waiting = waiting.saturating_add(1);
+        }
         for (mut account, balance) in quotas {
             account.tenant = self.series_name(account.tenant);
             figures.tenants.entry(account).or_default().add(balance);
@@ -402,6 +412,7 @@ pub(super) mod tests {
             node,
             bounds: PressureBounds::default(),
             shares: Shares::default(),
+            sets: Vec::new(),
         }
     }
 
@@ -488,7 +499,21 @@ pub(super) mod tests {
         let sessions_by_tenant = [("team-000".to_owned(), 2)].into();
         let counts = Counts { sessions, sessions_by_tenant, ..base.counts };
         let node = NodeView { invariant_violations: 1, ..base.node };
-        Snapshot { devices: vec![device], counts, node, ..base }
+        let waiting = WorkingSetView {
+            session: vramd_types::SessionId::from_shown(1),
+            tenant: "team-000".into(),
+            device: "GPU-a".to_owned(),
+            number: 1,
+            name: "llama".into(),
+            allocations: 1,
+            bytes: mib(2),
+            phase: TurnPhase::Waiting,
+            since: Some(Time::START),
+            turns: 0,
+            held: Duration::ZERO,
+        };
+        let idle = WorkingSetView { phase: TurnPhase::Idle, ..waiting.clone() };
+        Snapshot { devices: vec![device], counts, node, sets: vec![waiting, idle], ..base }
     }
 
     fn team(number: usize) -> String {

@@ -19,6 +19,7 @@ use super::{
     instruments::{histogram, size_histogram},
     metrics,
     tenant_counters::WAIT_ENDS,
+    turn_histograms::TurnHistograms,
 };
 
 /// The series of a tenant's pin waits of one outcome in Prometheus: the buckets, that without a boundary, the sum and the
@@ -32,6 +33,7 @@ pub(super) struct Histograms {
     wait_seconds: Histogram<f64>,
     pin_seconds: Histogram<f64>,
     lead_seconds: Histogram<f64>,
+    turns: TurnHistograms,
     pin_tenants: NamedTenants,
 }
 
@@ -69,8 +71,10 @@ pub(super) struct PinWait {
 }
 
 impl Histograms {
-    pub(super) fn new(meter: &Meter, series_max: usize) -> Self {
+    /// `devices` are UUIDs, in the daemon's order.
+    pub(super) fn new(meter: &Meter, series_max: usize, devices: Vec<String>) -> Self {
         Self {
+            turns: TurnHistograms::new(meter, devices),
             move_seconds: histogram(meter, &metrics::MIGRATION_DURATION),
             move_bytes: size_histogram(meter, &metrics::MIGRATION_SIZE),
             wait_seconds: histogram(meter, &metrics::QUEUE_WAIT),
@@ -96,11 +100,8 @@ impl Histograms {
 
     /// Records a wait, or the lead of a prefetch, if the notice ends one, and returns the wait of a pin call. `since`
     /// returns the time that has passed since a moment.
-    pub(super) fn record_wait(
-        &self,
-        notice: &Notice,
-        since: impl FnOnce(Time) -> Duration,
-    ) -> Option<PinWait> {
+    pub(super) fn record_wait(&self, notice: &Notice, since: impl Fn(Time) -> Duration) -> Option<PinWait> {
+        self.turns.record(notice, &since);
         match notice {
             Notice::WaitEnded { waiter, since: began, end } => {
                 let kind = match waiter {

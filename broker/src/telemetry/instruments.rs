@@ -91,7 +91,8 @@ impl Instruments {
         driver: &Arc<dyn Driver>,
         clock: Clock,
     ) -> Result<Self, OTelSdkError> {
-        let devices = driver.devices().len();
+        let uuids: Vec<_> = driver.devices().iter().map(|device| device.uuid.clone()).collect();
+        let devices = uuids.len();
         let prometheus = prometheus::Registry::new();
         let exporter = opentelemetry_prometheus::exporter()
             .with_registry(prometheus.clone())
@@ -125,7 +126,7 @@ impl Instruments {
         }
         let calls = CallDurations::new(histogram(&meter, &metrics::RPC_DURATION));
         let revocations = histogram(&meter, &metrics::REVOCATION_DURATION);
-        let histograms = Histograms::new(&meter, series_max);
+        let histograms = Histograms::new(&meter, series_max, uuids);
         let named_tenants = Mutex::new(NamedTenants::new(series_max));
         let exemplars = Exemplars::default();
         Ok(Self {

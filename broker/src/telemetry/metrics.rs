@@ -56,6 +56,11 @@ const SECONDS_MIGRATION: &[f64] = &[
     0.000_1, 0.000_2, 0.000_5, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0,
     20.0, 50.0, 100.0,
 ];
+/// For turns, the waits for them, and hand-overs.
+const SECONDS_TURN: &[f64] = &[
+    0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0,
+    500.0, 1000.0,
+];
 /// From one device page of 2 MiB to four ordinary parts of 256 MiB.
 const BYTES_MIGRATION: &[f64] = &[
     2_097_152.0,
@@ -422,6 +427,15 @@ pub const PLACEMENTS: Definition = count(
     "Decisions whether a pinned part in host memory moves to its device or is read where it lies. Only parts with an advised pattern need one; all others move.",
     "If `in_place` grows and programs become slower, have owners withdraw the advised pattern.",
 );
+pub const FALL_BACKS: Definition = count(
+    MetricKind::Counter,
+    "vramd.fall_backs",
+    "{load}",
+    &[FALL_BACK_REASON],
+    "Loads of files into allocations, although the device was to read them in place or could have.",
+    "Any growth where host and device memory are one: each copy takes the room of its file a second time. `vramctl doctor` \
+     says of each reason what to do, where there is a remedy.",
+);
 pub const PIN_STALLS: Definition = count(
     MetricKind::Counter,
     "vramd.pin.stalls",
@@ -606,6 +620,49 @@ pub const REVOCATION_DURATION: Definition = Definition {
     attributes: &[],
     boundaries: SECONDS_REVOCATION,
 };
+pub const TURNS_WAITING: Definition = count(
+    MetricKind::UpDownCounter,
+    "vramd.turns.waiting",
+    "{working_set}",
+    &[HW_ID],
+    "Working sets whose programs wait for their turn on a device.",
+    "If it stays above zero, the programs share the device in turns: `vramctl turn list` shows whose turn it is ([turns](../guides/turns.md)).",
+);
+pub const TURN_WAIT: Definition = Definition {
+    name: "vramd.turn.wait.duration",
+    kind: MetricKind::Histogram,
+    unit: "s",
+    meaning: "Time that a program waited for a turn that was granted, with the hand-over.",
+    action: "If it grows, too many programs share the device, or `turns.quantum_ms` is too long for them ([turns](../guides/turns.md)).",
+    attributes: &[HW_ID],
+    boundaries: SECONDS_TURN,
+};
+pub const TURN_HAND_OVER: Definition = Definition {
+    name: "vramd.turn.hand_over.duration",
+    kind: MetricKind::Histogram,
+    unit: "s",
+    meaning: "Time from the moment when it is a program's turn until it has mapped its whole working set.",
+    action: "Compare its sum with that of `vramd_turn_duration_seconds`: if hand-overs take a large part of the time, raise `turns.quantum_ms`.",
+    attributes: &[HW_ID],
+    boundaries: SECONDS_TURN,
+};
+pub const TURN_DURATION: Definition = Definition {
+    name: "vramd.turn.duration",
+    kind: MetricKind::Histogram,
+    unit: "s",
+    meaning: "Time that a program had a turn.",
+    action: "If turns last far longer than `turns.quantum_ms` while programs wait, a program yields late: `vramctl watch --kind turn` names it.",
+    attributes: &[HW_ID],
+    boundaries: SECONDS_TURN,
+};
+pub const TURNS_OVERDUE: Definition = count(
+    MetricKind::Counter,
+    "vramd.turns.overdue",
+    "{turn}",
+    &[],
+    "Turns that their programs did not yield in time.",
+    "`vramctl turn list` names the program. If it hangs, end its session; `turns.end_after_ms` does that by itself ([turns](../guides/turns.md)).",
+);
 
 /// Every metric, in the order of `docs/reference/metrics.md`.
 pub const ALL: &[&Definition] = &[
@@ -655,7 +712,13 @@ pub const ALL: &[&Definition] = &[
     &PREFETCHES,
     &SPECULATION,
     &PLACEMENTS,
+    &FALL_BACKS,
     &PREFETCH_LEAD,
+    &TURNS_WAITING,
+    &TURN_WAIT,
+    &TURN_HAND_OVER,
+    &TURN_DURATION,
+    &TURNS_OVERDUE,
     &CREATE_RETRIES,
     &TENANT_ALLOCATIONS,
     &TENANT_SESSIONS,

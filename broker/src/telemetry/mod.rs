@@ -44,6 +44,7 @@ mod series;
 mod start;
 mod tenant_counters;
 mod traces;
+mod turn_histograms;
 
 #[cfg(test)]
 mod tests;
@@ -56,7 +57,7 @@ use std::{
 use broker_core::{ChannelId, ClientFrame, DaemonFrame, Event, Notice, Refusal, Reply, Time};
 use tonic::codegen::http::HeaderMap;
 use vramd_proto::v1;
-use vramd_types::Reason;
+use vramd_types::{FallBack, Reason};
 
 pub use calls::Call;
 use calls::Methods;
@@ -155,6 +156,9 @@ impl Telemetry {
         if let Notice::VictimChosen { cause, reason, .. } = notice {
             shared.counters.count_eviction(*cause, *reason);
         }
+        if let Notice::TurnOverdue { .. } = notice {
+            shared.counters.count_overdue_turn();
+        }
         if let Notice::CreateRetried { .. } = notice {
             shared.counters.count_create_retry();
         }
@@ -164,6 +168,13 @@ impl Telemetry {
     pub fn count_refused_channel(&self, reason: Reason) {
         if let Some(shared) = self.0 {
             shared.counters.count_refusal(Scope::Channel, reason);
+        }
+    }
+
+    /// Counts a file that a client copied to a device instead of having it read in place.
+    pub fn count_fall_back(&self, reason: FallBack) {
+        if let Some(shared) = self.0 {
+            shared.counters.count_fall_back(reason);
         }
     }
 

@@ -110,6 +110,16 @@ pub(super) const OBSERVED: &[(&Definition, Series)] = &[
         let counts = sources.counters.placed();
         counts.for_each(|(outcome, count)| observe(count, &[text(metrics::PLACEMENT_OUTCOME, outcome)]));
     }),
+    (&metrics::TURNS_WAITING, |sources, observe| {
+        for (device, waiting) in &sources.figures().turns_waiting {
+            observe(*waiting, &[text(metrics::HW_ID, device.clone())]);
+        }
+    }),
+    (&metrics::TURNS_OVERDUE, |sources, observe| observe(sources.counters.turns_overdue(), &[])),
+    (&metrics::FALL_BACKS, |sources, observe| {
+        let counts = sources.counters.fall_backs();
+        counts.for_each(|(reason, count)| observe(count, &[text(metrics::FALL_BACK_REASON, reason)]));
+    }),
     (&metrics::CREATE_RETRIES, |sources, observe| observe(sources.counters.create_retries(), &[])),
     (&metrics::TENANT_ALLOCATIONS, tenant_allocations),
     (&metrics::TENANT_SESSIONS, |sources, observe| {

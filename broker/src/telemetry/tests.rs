@@ -266,6 +266,25 @@ fn every_metric_has_its_declared_name_and_help() {
             bytes: Bytes::mib(2),
             lead: Duration::from_millis(1),
         },
+        Notice::TurnGranted {
+            session,
+            turn: 1,
+            tenant: "team-000".into(),
+            device: DeviceIndex(0),
+            set: "llama".into(),
+            bytes: Bytes::mib(2),
+            since: Time::START,
+            admitted: Time::START,
+        },
+        Notice::TurnEnded {
+            session,
+            turn: 1,
+            tenant: "team-000".into(),
+            device: DeviceIndex(0),
+            set: "llama".into(),
+            granted: Time::START,
+            end: broker_core::TurnEnd::Yielded,
+        },
     ] {
         metrics.histograms.record_wait(&notice, |_| Duration::from_millis(1));
         metrics.tenants().count(&notice, || Time::START);

@@ -189,6 +189,10 @@ reasons! {
         "The daemon has recorded no trace since its start.";
     PrefetchNotFound, "PREFETCH_NOT_FOUND", NotFound, ["session", "prefetch"],
         "The session has no prefetch request of that number: its parts were used, or it ended otherwise.";
+    TurnHeld, "TURN_HELD", FailedPrecondition, ["session", "set"],
+        "The session has a turn or waits for one, and may not request another: yield first.";
+    TurnNotFound, "TURN_NOT_FOUND", NotFound, ["session", "set"],
+        "The session has no turn of a working set of that name.";
     NameTaken, "NAME_TAKEN", AlreadyExists, ["name"],
         "The tenant already has an allocation of that name.";
     Draining, "DRAINING", Unavailable, [],

@@ -11,13 +11,16 @@ use crate::{
     handles::{
         allocation::{Allocation, Sealed},
         info::{AllocationInfo, AllocationKind},
-        load, operations,
+        load::{self, LoadedFile},
+        operations,
         quota::OwnQuota,
         request::{AllocationRequest, Target},
     },
+    pins::Pinnable,
     prefetch::{Prefetch, PrefetchRequest, prefetch},
     sequence::{Sequence, SequenceRequest, declare},
     session::{Released, call_style::CallStyle, missing_field, pressure::Pressure},
+    turns::{WorkingSet, working_set},
 };
 
 /// A session with the daemon whose operations are futures; made by itself or from a [`crate::Client`].
@@ -87,6 +90,15 @@ impl Client {
         load::load(CallStyle::Async, session, path.into(), offset_bytes, request).await.map(Sealed::new)
     }
 
+    /// See [`crate::Client::load_in_place`].
+    pub async fn load_in_place(
+        &self,
+        path: impl Into<PathBuf>,
+        request: AllocationRequest,
+    ) -> Result<LoadedFile> {
+        load::load_in_place(CallStyle::Async, self.client.session(), path.into(), request).await
+    }
+
     /// Maps fixed memory of the tenant for writing, while the session that allocated it lives.
     pub async fn attach_fixed(&self, target: impl Into<Target>) -> Result<Allocation> {
         let (session, kind) = (self.client.session(), AllocationKind::Fixed);
@@ -103,6 +115,11 @@ impl Client {
     /// See [`crate::Client::declare_sequence`].
     pub async fn declare_sequence(&self, request: SequenceRequest<'_>) -> Result<Sequence> {
         declare(CallStyle::Async, self.client.session(), request).await
+    }
+
+    /// See [`crate::Client::working_set`].
+    pub async fn working_set(&self, name: &str, members: &[&dyn Pinnable]) -> Result<WorkingSet> {
+        working_set(CallStyle::Async, self.client.session(), name, members).await
     }
 
     /// Frees an allocation of this session or its tenant that has no handle.
@@ -127,6 +144,18 @@ impl Client {
     /// See [`crate::Client::pressure`]. It does not wait.
     pub fn pressure<'a>(&self, device: impl Into<Option<&'a str>>) -> Option<Pressure> {
         self.client.pressure(device)
+    }
+
+    /// See [`crate::Client::detach_all`].
+    pub async fn detach_all(&self) -> Result<()> {
+        let client = self.client.clone();
+        blocking(move || client.detach_all()).await
+    }
+
+    /// See [`crate::Client::attach_all`].
+    pub async fn attach_all(&self) -> Result<()> {
+        let client = self.client.clone();
+        blocking(move || client.attach_all()).await
     }
 
     /// Waits until everything that was dropped so far is unmapped and freed or detached.

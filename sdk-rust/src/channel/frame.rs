@@ -31,7 +31,9 @@ pub fn decode(packet: &[u8]) -> Result<Frame, String> {
         | Frame::Drain(_)
         | Frame::PinAnswer(_)
         | Frame::PrefetchProgress(_)
-        | Frame::SequenceProgress(_) => {}
+        | Frame::SequenceProgress(_)
+        | Frame::WorkingSetAnswer(_)
+        | Frame::TurnProgress(_) => {}
     }
     Ok(frame)
 }

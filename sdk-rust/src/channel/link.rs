@@ -7,7 +7,7 @@ use vramd_proto::{
     channel::PARTS_PER_FRAME_MAX,
     v1::{
         Mapped, Pin, PinEnded, Prefetch, PrefetchCancelled, Sequence, SequenceEnded, SequenceStepBegun,
-        Unmapped, client_frame::Frame,
+        TurnAcquire, TurnYielded, Unmapped, WorkingSet, WorkingSetEnded, client_frame::Frame,
     },
 };
 
@@ -107,6 +107,22 @@ impl ChannelLock<'_> {
 
     pub(crate) fn send_sequence_ended(&self, ended: SequenceEnded) -> Result<(), Errno> {
         self.send(Frame::SequenceEnded(ended))
+    }
+
+    pub(crate) fn send_working_set(&self, set: WorkingSet) -> Result<(), Errno> {
+        self.send(Frame::WorkingSet(set))
+    }
+
+    pub(crate) fn send_working_set_ended(&self, ended: WorkingSetEnded) -> Result<(), Errno> {
+        self.send(Frame::WorkingSetEnded(ended))
+    }
+
+    pub(crate) fn send_turn_acquire(&self, turn: TurnAcquire) -> Result<(), Errno> {
+        self.send(Frame::TurnAcquire(turn))
+    }
+
+    pub(crate) fn send_turn_yielded(&self, yielded: TurnYielded) -> Result<(), Errno> {
+        self.send(Frame::TurnYielded(yielded))
     }
 
     fn send(&self, frame: Frame) -> Result<(), Errno> {

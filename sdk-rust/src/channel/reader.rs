@@ -206,6 +206,8 @@ fn handle(
         Frame::Pressure(pressure) => table.pressures.report(&pressure),
         Frame::PrefetchProgress(progress) => table.record_prefetch(progress),
         Frame::SequenceProgress(progress) => table.record_sequence(progress),
+        Frame::WorkingSetAnswer(answer) => table.record_working_set(answer),
+        Frame::TurnProgress(progress) => table.record_turn(progress),
         Frame::Refused(refused) => return Ok(Some(Ending::Refused(refused.into()))),
         Frame::Welcome(_) => return Ok(Some(broken("the daemon sent a second welcome"))),
         Frame::PinAnswer(answer) => {

@@ -24,7 +24,7 @@ use super::{
 use crate::{
     cuda::Gpus,
     error::{Error, Sentence},
-    mapping::{Ending, Mode},
+    mapping::{Ending, Label, Mode},
     session::pressure::{OnPressure, Pressures},
 };
 
@@ -63,7 +63,7 @@ fn descriptors_of(name: &str) -> usize {
 #[test]
 fn sealed_part_is_mapped_again_at_its_address() {
     let fake = Fake::start(Mode::Map);
-    fake.table.claim(ID).unwrap();
+    fake.table.claim(ID, Label::default()).unwrap();
     let fds = [memory("worker-seal-0", 1), memory("worker-seal-1", 2)];
     let parts = |access| vec![part(7, 0, 2, access), part(7, 1, 2, access)];
 
@@ -92,7 +92,7 @@ fn sealed_part_is_mapped_again_at_its_address() {
 #[test]
 fn packet_without_all_its_descriptors_fails_whole() {
     let fake = Fake::start(Mode::Map);
-    fake.table.claim(ID).unwrap();
+    fake.table.claim(ID, Label::default()).unwrap();
     let parts = vec![part(7, 0, 2, Access::ReadWrite), part(7, 1, 2, Access::ReadWrite)];
     fake.map(parts, &[memory("worker-short", 1)]);
     assert_eq!(unmapped(fake.next(), UnmapReason::MapFailed).len(), 2);
@@ -107,7 +107,7 @@ fn later_claim_gets_an_earlier_map_failure() {
     let parts = vec![part(7, 0, 2, Access::ReadWrite), part(7, 1, 2, Access::ReadWrite)];
     fake.map(parts, &[memory("worker-early", 1)]);
     assert_eq!(unmapped(fake.next(), UnmapReason::MapFailed).len(), 2);
-    fake.table.claim(ID).unwrap();
+    fake.table.claim(ID, Label::default()).unwrap();
     let error = fake.table.check(arrived(ID, 2, Access::ReadWrite)).unwrap_err();
     assert_eq!(error.reason(), Some(Reason::MapFailed), "{error}");
 }
@@ -115,7 +115,7 @@ fn later_claim_gets_an_earlier_map_failure() {
 #[test]
 fn unclaimed_map_failure_is_forgotten_before_a_new_wait() {
     let fake = Fake::start(Mode::Map);
-    fake.table.claim(ID).unwrap();
+    fake.table.claim(ID, Label::default()).unwrap();
     fake.map(vec![part(7, 0, 1, Access::ReadWrite)], &[]);
     assert_eq!(unmapped(fake.next(), UnmapReason::MapFailed).len(), 1);
     // As a seal does before it waits again.
@@ -173,7 +173,7 @@ fn unmap_of_many_parts_is_reported_in_several_frames() {
 #[test]
 fn mappings_outlive_the_channel_and_waiters_are_woken() {
     let fake = Fake::start(Mode::Map);
-    fake.table.claim(ID).unwrap();
+    fake.table.claim(ID, Label::default()).unwrap();
     fake.map(vec![part(7, 0, 2, Access::ReadWrite)], &[memory("worker-gone", 5)]);
     fake.next().unwrap();
     let table = Arc::clone(&fake.table);
@@ -206,7 +206,7 @@ fn pressure_callback_runs_on_its_own_thread_and_may_panic() {
     }
     assert_eq!(fake.table.pressures.device(None).unwrap().level, PressureLevel::Critical);
     // The worker reads on.
-    fake.table.claim(ID).unwrap();
+    fake.table.claim(ID, Label::default()).unwrap();
     fake.map(vec![part(7, 0, 1, Access::ReadWrite)], &[memory("worker-pressed", 1)]);
     assert_eq!(fake.next(), Some(mapped(&[0])));
     drop(fake.hang_up());
@@ -237,7 +237,7 @@ fn garbage_ends_the_session() {
 #[test]
 fn raw_parts_belong_to_the_program_until_it_releases_them() {
     let fake = Fake::start(Mode::HandOver);
-    fake.table.claim(ID).unwrap();
+    fake.table.claim(ID, Label::default()).unwrap();
     fake.map(
         vec![part(7, 0, 2, Access::ReadOnly), part(7, 1, 2, Access::ReadOnly)],
         &[memory("worker-raw", 1), memory("worker-raw", 2)],
@@ -274,7 +274,7 @@ fn wait_at_the_channel(fake: &Fake, id: AllocationId, deadline: Instant) -> Read
 #[test]
 fn seated_caller_reads_the_packet_it_waits_for() {
     let fake = Fake::start(Mode::Map);
-    fake.table.claim(ID).unwrap();
+    fake.table.claim(ID, Label::default()).unwrap();
     assert_eq!(read_one(&fake.link, &fake.table, soon()), ReadOutcome::NotReader);
     let _seat = fake.link.take_seat().unwrap();
     assert!(fake.link.take_seat().is_none(), "there is one seat");
@@ -306,7 +306,7 @@ fn caller_wakes_when_the_worker_reads_first() {
         });
         for raw in 100..600 {
             let id = AllocationId::from_raw(raw);
-            fake.table.claim(id).unwrap();
+            fake.table.claim(id, Label::default()).unwrap();
             let seat = fake.link.take_seat();
             go.send(raw).unwrap();
             // About as long as the worker waits: the caller must see the packet whichever thread reads it first.
@@ -325,7 +325,7 @@ fn caller_wakes_when_the_worker_reads_first() {
 #[test]
 fn caller_waits_for_the_lock_only_until_its_deadline() {
     let fake = Fake::start(Mode::Map);
-    fake.table.claim(ID).unwrap();
+    fake.table.claim(ID, Label::default()).unwrap();
     let channel = fake.link.lock_channel();
     let _seat = fake.link.take_seat().unwrap();
     fake.map(vec![part(7, 0, 1, Access::ReadWrite)], &[memory("turn", 1)]);
@@ -397,7 +397,7 @@ fn frames_before_a_connection_reset_are_read() {
 #[test]
 fn absent_caller_loses_its_seat() {
     let fake = Fake::start(Mode::Map);
-    fake.table.claim(ID).unwrap();
+    fake.table.claim(ID, Label::default()).unwrap();
     let seat = fake.link.take_seat().unwrap();
     fake.map(vec![part(7, 0, 1, Access::ReadWrite)], &[memory("no-show", 1)]);
     fake.table.wait(arrived(ID, 1, Access::ReadWrite), soon()).unwrap();
@@ -412,7 +412,7 @@ fn absent_caller_loses_its_seat() {
 #[test]
 fn end_read_by_a_caller_ends_the_session() {
     let fake = Fake::start(Mode::Map);
-    fake.table.claim(ID).unwrap();
+    fake.table.claim(ID, Label::default()).unwrap();
     let link = Arc::clone(&fake.link);
     let seat = link.take_seat().unwrap();
     thread::scope(|scope| {
@@ -432,9 +432,9 @@ fn end_read_by_a_caller_ends_the_session() {
 fn wait_for_a_lost_part_fails_at_once() {
     for claimed_first in [true, false] {
         let fake = Fake::start(Mode::Map);
-        let _expected = fake.table.expect_arrivals();
+        let _expected = fake.table.expect_arrivals().unwrap();
         if claimed_first {
-            fake.table.claim(ID).unwrap();
+            fake.table.claim(ID, Label::default()).unwrap();
         }
         fake.map(vec![part(7, 0, 2, Access::ReadOnly)], &[memory("whole", 1)]);
         fake.next().unwrap();
@@ -442,7 +442,7 @@ fn wait_for_a_lost_part_fails_at_once() {
         fake.map(vec![part(8, 0, 1, Access::ReadOnly)], &[memory("another", 1)]);
         assert_eq!(fake.next(), Some(mapped_of(8)), "a part that did not arrive is not reported");
         if !claimed_first {
-            fake.table.claim(ID).unwrap();
+            fake.table.claim(ID, Label::default()).unwrap();
         }
         let lost = fake.table.wait(arrived(ID, 2, Access::ReadOnly), soon()).unwrap_err();
         assert_eq!(

@@ -8,7 +8,7 @@
 #![allow(unsafe_code, reason = "calls of a C library")]
 
 use std::{
-    ffi::c_int,
+    ffi::{c_int, c_uint},
     os::fd::{AsRawFd as _, BorrowedFd},
     ptr,
 };
@@ -81,6 +81,18 @@ impl Api {
         let mut context: RawContext = ptr::null_mut();
         // SAFETY: needed to call it. It writes one handle, of the context that this thread pushed.
         unsafe { self.ctx_pop_current(&raw mut context) }
+    }
+
+    pub(super) fn synchronize(&self) -> Result<(), Fault> {
+        const SYMBOL: &std::ffi::CStr = c"cuCtxSynchronize";
+        // SAFETY: needed to find a C function. It has no arguments and returns a code, as in `cuda.h`, and is called while
+        // this table exists.
+        let Some(wait) = (unsafe { self.find_extra::<unsafe extern "C" fn() -> u32>(SYMBOL) }) else {
+            let name = "the driver lacks this function".to_owned();
+            return Err(Fault { call: "cuCtxSynchronize", code: 0, name });
+        };
+        // SAFETY: needed to call it. It waits for the context that is current.
+        self.check(SYMBOL, unsafe { wait() })
     }
 
     pub(super) fn reserve(&self, size: usize) -> Result<u64, Fault> {
@@ -221,8 +233,18 @@ impl Api {
 
     /// Page-locks host memory, for all contexts of the process.
     pub(super) fn register_host(&self, start: ptr::NonNull<u8>, len: usize) -> Result<(), Fault> {
+        self.register_host_as(start, len, api::HOST_PORTABLE)
+    }
+
+    /// The same with other flags of `cuMemHostRegister`.
+    pub(super) fn register_host_as(
+        &self,
+        start: ptr::NonNull<u8>,
+        len: usize,
+        flags: c_uint,
+    ) -> Result<(), Fault> {
         // SAFETY: needed to call it. The caller owns these bytes, and unregisters them before it frees them.
-        unsafe { self.mem_host_register(start.as_ptr().cast(), len, api::HOST_PORTABLE) }
+        unsafe { self.mem_host_register(start.as_ptr().cast(), len, flags) }
     }
 
     pub(super) fn unregister_host(&self, start: ptr::NonNull<u8>) -> Result<(), Fault> {

@@ -72,6 +72,11 @@ impl Context {
         self.with_stream(|current, stream| stream.copy_to_host(current, to, from))
     }
 
+    /// Waits until all that was launched in this context is done. It fails while a stream is being captured.
+    pub(crate) fn synchronize(&self) -> Result<(), Fault> {
+        self.enter()?.api().synchronize()
+    }
+
     /// Page-locks host memory, so that copies between it and the device run at the speed of the link.
     pub(crate) fn register_host(&self, start: NonNull<u8>, len: usize) -> Result<(), Fault> {
         self.enter()?.api().register_host(start, len)

@@ -8,7 +8,7 @@ use std::{
 
 use vramd_proto::v1::Device;
 
-use super::{context::Context, driver::Driver};
+use super::{context::Context, driver::Driver, fault::Fault};
 
 /// How long a failure stands before it is retried, so that the other parts of a packet do not repeat a slow failure.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
@@ -100,6 +100,18 @@ impl Gpus {
             Some(driver) => Ok(Arc::clone(driver)),
             None => Driver::of_process().map_err(|error| error.to_string()),
         }
+    }
+
+    /// Waits until all that was launched in the contexts of the session's devices is done.
+    pub(crate) fn synchronize(&self) -> Result<(), (String, Fault)> {
+        let retained = |gpu: &Gpu| match &gpu.context {
+            ContextState::Retained(context) => Some((gpu.uuid.clone(), Arc::clone(context))),
+            _ => None,
+        };
+        let contexts: Vec<_> = self.lock().values().filter_map(retained).collect();
+        contexts
+            .into_iter()
+            .try_for_each(|(uuid, context)| context.synchronize().map_err(|fault| (uuid, fault)))
     }
 
     /// Releases the contexts at the end of the session; memory that is still mapped keeps contexts of its own.

@@ -34,6 +34,7 @@ mod fault;
 mod gpus;
 mod legacy;
 mod managed;
+mod mapped;
 mod stream;
 #[cfg(test)]
 mod tests;

@@ -4,7 +4,7 @@ use std::{
     fs::File,
     io::{self, ErrorKind},
     os::{
-        fd::AsRawFd,
+        fd::{AsFd as _, AsRawFd},
         unix::fs::{FileExt, MetadataExt as _, OpenOptionsExt as _},
     },
     path::{Path, PathBuf},
@@ -19,8 +19,10 @@ use vramd_types::{AllocationId, Bytes, Reason, file_kind_name, file_range_proble
 use crate::{
     error::{Error, Result},
     handles::{
+        allocation::Sealed,
         handle::Handle,
         info::{AllocationInfo, AllocationKind},
+        mapped_file::{self, FileMapping, MappedFile, NotInPlace},
         operations::{OnAbandon, claim_attached, claim_new, undo_on_thread},
         request::{AllocationRequest, Target},
         staging::StagingBuffer,
@@ -58,18 +60,35 @@ pub(crate) async fn load(
     request: AllocationRequest,
 ) -> Result<Handle> {
     check_process(session)?;
+    check_request(&request)?;
+    let span = style.run_blocking(move || Span::open(path, offset)).await?;
+    load_span(style, session, span, request).await
+}
+
+fn check_request(request: &AllocationRequest) -> Result<()> {
     request.check()?;
     if request.file_size() == Some(0) {
         return Err(Error::size_invalid("size_bytes", 0));
     }
-    let problem = |field: &str| Err(Error::refused(Reason::RequestInvalid, &[("field", &field)]));
     if request.spec.kind() == AllocationKind::Fixed {
-        return problem("kind");
+        return Err(field_invalid("kind"));
     }
     if request.spec.discardable {
-        return problem("discardable");
+        return Err(field_invalid("discardable"));
     }
-    let span = style.run_blocking(move || Span::open(path, offset)).await?;
+    Ok(())
+}
+
+fn field_invalid(field: &str) -> Error {
+    Error::refused(Reason::RequestInvalid, &[("field", &field)])
+}
+
+async fn load_span(
+    style: CallStyle,
+    session: &ProcessBound<Session>,
+    span: Span,
+    request: AllocationRequest,
+) -> Result<Handle> {
     match by_daemon(style, session, &span, &request).await {
         Err(error) if error.reason() == Some(Reason::FileMutable) && !request.is_in_place_only => {
             let mut handle = by_copy(style, session, span, request).await?;
@@ -83,12 +102,51 @@ pub(crate) async fn load(
     }
 }
 
+/// A file that was to be read in place.
+#[derive(Debug)]
+pub enum LoadedFile {
+    /// A device reads it where this process has it mapped.
+    Mapped(MappedFile),
+    /// It was copied to the device, for this reason. The daemon has counted that.
+    Copied(Sealed, NotInPlace),
+}
+
+/// Maps a whole file for a device to read in place. Where that is not possible, loads it as the request says, and has
+/// the daemon count that.
+pub(crate) async fn load_in_place(
+    style: CallStyle,
+    session: &ProcessBound<Session>,
+    path: PathBuf,
+    request: AllocationRequest,
+) -> Result<LoadedFile> {
+    check_process(session)?;
+    check_request(&request)?;
+    if request.file_size().is_some() {
+        // A mapping has all bytes, so a copy must have them too.
+        return Err(field_invalid("size_bytes"));
+    }
+    let span = style.run_blocking(move || Span::open(path, 0)).await?;
+    let check = mapped_file::check(style, session, span.file.as_fd(), request.spec.device.clone()).await?;
+    match mapped_file::map(style, session, Arc::clone(&span.file), check).await? {
+        FileMapping::Mapped(mapped) => Ok(LoadedFile::Mapped(mapped)),
+        FileMapping::NotInPlace(not) => {
+            let copied = Bytes::new(span.length()?);
+            let sealed = load_span(style, session, span, request).await.map(Sealed::new)?;
+            // The copy is good, also if the daemon ends before it counts it.
+            let _ = mapped_file::report(style, session, not.reason, copied).await;
+            Ok(LoadedFile::Copied(sealed, not))
+        }
+    }
+}
+
 async fn by_daemon(
     style: CallStyle,
     session: &ProcessBound<Session>,
     span: &Span,
     request: &AllocationRequest,
 ) -> Result<Handle> {
+    // Before the daemon reads the file.
+    session.table().check_here()?;
     style.flush(session, session.deadline()).await?;
     let asked = v1::LoadFileRequest {
         session_id: session.id().get(),

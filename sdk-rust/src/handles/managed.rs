@@ -12,19 +12,15 @@ use std::{
     time::Duration,
 };
 
-use vramd_proto::v1::{self, Device};
+use vramd_proto::v1::Device;
 use vramd_types::{AllocationId, Bytes, Reason};
 
 use crate::{
     cuda::{Context, Failure, Step},
     error::{Error, Result},
-    handles::operations::charge,
+    handles::charge::Charge,
     process::fork::ProcessBound,
-    session::{
-        Session,
-        call_style::{CallStyle, run_ready},
-        check_process, free,
-    },
+    session::{Session, check_process},
 };
 
 const PAGE: usize = 4096;
@@ -36,7 +32,7 @@ pub struct ManagedMemory {
     id: AllocationId,
     size: Bytes,
     /// `None` once it is freed.
-    memory: Option<Memory>,
+    memory: Option<(Memory, Charge)>,
     failures: Vec<ManagedFailure>,
 }
 
@@ -110,21 +106,15 @@ impl ManagedMemory {
         check_process(session)?;
         let ManagedRequest { size, device, stream, wait } = request;
         let at = device_of(session, device.as_deref())?.clone();
-        let spec = v1::AllocationSpec {
-            size_bytes: size.get(),
-            device: Some(at.uuid.clone()),
-            kind: v1::AllocationKind::Managed.into(),
-            lifetime: v1::Lifetime::Session.into(),
-            ..Default::default()
-        };
-        let id = run_ready(charge(CallStyle::Blocking, session, spec, wait))?.id;
+        let charge = Charge::take(session, size, Some(&at.uuid), wait)?;
         match Memory::allocate(session, &at, size, stream) {
             Ok((memory, failures)) => {
-                Ok(Self { session: session.clone(), id, size, memory: Some(memory), failures })
+                let (session, id) = (session.clone(), charge.id());
+                Ok(Self { session, id, size, memory: Some((memory, charge)), failures })
             }
             Err(problem) => {
                 // The failure of the driver is the one to report. The charge ends with the session at the latest.
-                let _ = run_ready(free(CallStyle::Blocking, session, id, session.deadline()));
+                let _ = charge.end();
                 let facts: [(&str, &dyn ToString); 2] = [("device", &at.uuid), ("problem", &problem)];
                 Err(Error::refused(Reason::DriverFailed, &facts))
             }
@@ -142,8 +132,8 @@ impl ManagedMemory {
     /// Its address, for the CPU and the device. On a simulated device it is ordinary memory.
     pub fn as_device_ptr(&self) -> u64 {
         match &self.memory {
-            Some(Memory::OnDevice { address, .. }) => *address,
-            Some(Memory::OfHost { start, .. }) => start.as_ptr().expose_provenance() as u64,
+            Some((Memory::OnDevice { address, .. }, _)) => *address,
+            Some((Memory::OfHost { start, .. }, _)) => start.as_ptr().expose_provenance() as u64,
             None => 0,
         }
     }
@@ -163,14 +153,10 @@ impl ManagedMemory {
         if !self.session.is_own_process() {
             return Vec::new();
         }
-        let Some(memory) = self.memory.take() else { return Vec::new() };
+        let Some((memory, charge)) = self.memory.take() else { return Vec::new() };
         let failures = memory.free(stream);
-        if failures.iter().all(|failure| failure.step != Step::Free.name()) {
-            let (session, id) = (self.session.clone(), self.id);
-            self.session.releases().run(move || {
-                // Otherwise the session has ended, and its charges with it.
-                let _ = run_ready(free(CallStyle::Blocking, &session, id, session.deadline()));
-            });
+        if failures.iter().any(|failure| failure.step == Step::Free.name()) {
+            charge.keep();
         }
         failures
     }
@@ -229,7 +215,7 @@ fn shown(failures: Vec<Failure>) -> Vec<ManagedFailure> {
 }
 
 /// The device of that UUID or index; without a name, the first that the session sees.
-fn device_of<'a>(session: &'a Session, name: Option<&str>) -> Result<&'a Device> {
+pub(crate) fn device_of<'a>(session: &'a Session, name: Option<&str>) -> Result<&'a Device> {
     let is_meant =
         |device: &&Device| name.is_none_or(|name| device.uuid == name || device.index.to_string() == name);
     session.devices().iter().find(is_meant).ok_or_else(|| {

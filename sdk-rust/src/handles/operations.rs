@@ -103,7 +103,7 @@ pub(crate) async fn claim_new(
             .collect(),
         wait_ms: whole_millis(wait),
     };
-    let _expecting = session.table().expect_arrivals();
+    let _expecting = session.table().expect_arrivals()?;
     let _seat = style.take_seat(session);
     let on_abandon = OnAbandon(style.may_be_abandoned().then(|| {
         let (session, request) = (session.clone(), request.clone());
@@ -236,7 +236,7 @@ pub(crate) async fn claim_attached(
         target: Some(target),
         unheld: initial_pin == InitialPin::Unpinned,
     };
-    let _expecting = session.table().expect_arrivals();
+    let _expecting = session.table().expect_arrivals()?;
     let _seat = style.take_seat(session);
     let on_abandon = OnAbandon(style.may_be_abandoned().then(|| {
         let (session, request) = (session.clone(), request.clone());

@@ -65,6 +65,11 @@ impl RawClient {
         self.client.tenant()
     }
 
+    /// See [`Client::takes_turns`].
+    pub fn takes_turns(&self) -> bool {
+        self.client.takes_turns()
+    }
+
     /// See [`Client::quota`].
     pub fn quota(&self) -> Result<Vec<OwnQuota>> {
         self.client.quota()

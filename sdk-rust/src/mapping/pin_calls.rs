@@ -72,6 +72,11 @@ impl Calls {
         self.last
     }
 
+    /// The parts of the calls whose callers have not taken their outcome.
+    pub(super) fn waiting(&self) -> impl Iterator<Item = PinTarget> {
+        self.waiting.values().flat_map(|call| call.parts.iter().map(|(part, _)| *part))
+    }
+
     /// Whether this call number was ever given out, so that the daemon may answer it.
     pub(super) fn was_made(&self, call: u64) -> bool {
         (1..=self.last).contains(&call)

@@ -39,6 +39,12 @@ pub(crate) enum Until {
     Prefetched { number: u64, settled: bool },
     /// The daemon has answered a declared sequence.
     Declared { number: u64 },
+    /// The daemon has answered a working set.
+    SetTaken { number: u64 },
+    /// The daemon has granted or refused a turn.
+    TurnGranted { number: u64 },
+    /// The daemon has asked for a turn back.
+    TurnEnding { number: u64 },
 }
 
 /// The start of a pin of a set.
@@ -50,8 +56,17 @@ pub(crate) enum PinStart {
     Call { call: u64, frame: v1::Pin },
 }
 
+/// The caller of a pin that the daemon has to be asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Caller {
+    /// The program. Its pins are refused while the session's memory is away.
+    Program,
+    /// [`crate::Client::attach_all`].
+    AttachAll,
+}
+
 /// The milliseconds that are left, rounded up, so that the daemon gives up no sooner; zero would mean no limit.
-fn millis_until(deadline: Instant) -> u64 {
+pub(crate) fn millis_until(deadline: Instant) -> u64 {
     let left = deadline.saturating_duration_since(Instant::now()).as_millis();
     u64::try_from(left).unwrap_or(u64::MAX).saturating_add(1)
 }
@@ -96,8 +111,16 @@ impl Table {
 
     /// Begins a call for a set that could not be pinned at once. After the end of the channel no part arrives or
     /// leaves any more: mapped parts are pinned here and now.
-    pub(crate) fn begin_pin(&self, parts: &[PinTarget], deadline: Instant) -> Result<PinStart> {
+    pub(crate) fn begin_pin(
+        &self,
+        parts: &[PinTarget],
+        deadline: Instant,
+        caller: Caller,
+    ) -> Result<PinStart> {
         let mut state = self.lock();
+        if caller == Caller::Program {
+            state.check_here()?;
+        }
         let parts: Vec<_> = parts.iter().map(|part| state.resolve_slot(*part)).collect();
         if state.ending.is_none() && state.words.is_shared() {
             let write = parts.iter().any(|part| part.access == vramd_words::Access::Write);
@@ -315,9 +338,11 @@ impl Table {
     }
 
     /// Keeps arriving allocations that have no handle yet, for calls that will make one.
-    pub(crate) fn expect_arrivals(&self) -> ExpectedArrivals<'_> {
-        self.lock().expected_arrivals += 1;
-        ExpectedArrivals(self)
+    pub(crate) fn expect_arrivals(&self) -> Result<ExpectedArrivals<'_>> {
+        let mut state = self.lock();
+        state.check_here()?;
+        state.expected_arrivals += 1;
+        Ok(ExpectedArrivals(self))
     }
 
     /// Wakes the worker: the last pin of a part that is being revoked has ended.
@@ -356,6 +381,9 @@ impl TableState {
                 self.prefetches.check(number, settled, self.ending.as_ref())
             }
             Until::Declared { number } => self.sequences.check(number, self.ending.as_ref()),
+            Until::SetTaken { number } => self.turns.check_set(number, self.ending.as_ref()),
+            Until::TurnGranted { number } => self.turns.check_granted(number, self.ending.as_ref()),
+            Until::TurnEnding { number } => self.turns.check_ending(number, self.ending.as_ref()),
         }
     }
 
@@ -395,6 +423,8 @@ impl Drop for ExpectedArrivals<'_> {
     fn drop(&mut self) {
         let mut state = self.0.lock();
         state.expected_arrivals -= 1;
+        // `detach_all` may wait for the last of these calls.
+        self.0.changed.notify_all();
         if state.expected_arrivals > 0 {
             return;
         }

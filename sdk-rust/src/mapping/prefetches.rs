@@ -29,6 +29,14 @@ impl Prefetches {
     }
 }
 
+impl Prefetches {
+    /// The requests that may still bring something.
+    pub(super) fn pending(&self) -> Vec<u64> {
+        let is_pending = |state: &Option<PrefetchState>| state.as_ref().is_none_or(PrefetchState::is_pending);
+        self.states.iter().filter(|(_, state)| is_pending(state)).map(|(number, _)| *number).collect()
+    }
+}
+
 impl Table {
     /// Begins a request. Returns its number, which is greater than all before.
     pub(crate) fn open_prefetch(&self) -> Result<u64> {
@@ -39,6 +47,7 @@ impl Table {
         if !state.words.is_shared() {
             return Err(Error::refused(vramd_types::Reason::KindUnsupported, &[("kind", &"prefetched")]));
         }
+        state.check_here()?;
         let prefetches = &mut state.prefetches;
         prefetches.last += 1;
         prefetches.states.insert(prefetches.last, None);

@@ -14,6 +14,7 @@ use vramd_types::{AllocationId, Bytes, PartIndex};
 
 use super::{
     copy::Window,
+    presence::Label,
     space::{Base, Space},
 };
 use crate::{
@@ -70,6 +71,8 @@ pub(super) struct Region {
     pub(super) lost: Option<u32>,
     /// Why the daemon last revoked parts. Reset when parts arrive again.
     pub(super) revoked: Option<RevokeReason>,
+    /// How errors name it.
+    pub(super) label: Label,
     /// A handle owns it.
     pub(super) claimed: bool,
     /// No handle owns it any more: it goes with its last part.

@@ -5,6 +5,7 @@
 //! away: the handle's pins are released first, and only pins of guards remain.
 
 use vramd_proto::v1::{Access, RevokeReason};
+use vramd_types::AllocationId;
 use vramd_words::{PinRefused, Waiting};
 
 use super::region::{Place, Region};
@@ -121,6 +122,27 @@ impl Region {
             gone.push((index, unmapping.is_some_and(|unmapping| unmapping.finish())));
         }
         Ok(gone)
+    }
+
+    /// Unmaps all parts as [`Self::unmap_all`] does, and forgets their slots: the daemon gives them others when the session
+    /// attaches the allocation again. The handle still wants its pins.
+    pub(super) fn leave(&mut self, id: AllocationId, words: &mut Words) -> Result<Vec<(u32, bool)>, String> {
+        let gone = self.unmap_all(words)?;
+        for (index, _) in &gone {
+            if let Some(slot) = self.slots.remove(index) {
+                words.disown(slot, (id, *index));
+            }
+        }
+        Ok(gone)
+    }
+
+    /// The pins of its mapped parts, without the handle's own.
+    pub(super) fn guard_pins(&self, words: &Words) -> u64 {
+        let of_part = |part: &super::region::Part| {
+            let pins = part.slot.map_or(0, |slot| words.pins(slot));
+            u64::from(pins.saturating_sub(u32::from(part.handle_pinned)))
+        };
+        self.parts.values().map(of_part).sum()
     }
 
     /// Takes the handle's pins that are missing and can be had at once.

@@ -16,6 +16,13 @@ pub(super) struct Sequences {
 }
 
 impl Sequences {
+    /// The sequences that the daemon works ahead of, or may soon.
+    pub(super) fn running(&self) -> impl Iterator<Item = u64> {
+        let is_running =
+            |state: &Option<SequenceState>| matches!(state, None | Some(SequenceState::Running(_)));
+        self.states.iter().filter(move |(_, state)| is_running(state)).map(|(number, _)| *number)
+    }
+
     /// Whether the daemon has answered.
     pub(super) fn check(&self, number: u64, ending: Option<&Ending>) -> Result<bool> {
         match (self.states.get(&number), ending) {
@@ -33,6 +40,7 @@ impl Table {
         if let Some(ending) = &state.ending {
             return Err(ending.error());
         }
+        state.check_here()?;
         let sequences = &mut state.sequences;
         sequences.last += 1;
         sequences.states.insert(sequences.last, None);

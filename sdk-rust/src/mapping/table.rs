@@ -22,10 +22,12 @@ use super::{
     changed::Changed,
     pin_calls::Calls,
     prefetches::Prefetches,
+    presence::{Label, Presence},
     region::{Mode, RawPart, Region},
     region_words::UnmapOutcome,
     sequences::Sequences,
     space::{Base, Space, has_descriptor, is_of_cuda},
+    turns::Turns,
 };
 use crate::{
     cuda::{Context, Gpus, Imported},
@@ -36,8 +38,8 @@ use crate::{
 
 #[derive(Debug)]
 pub(crate) struct Table {
-    mode: Mode,
-    gpus: Gpus,
+    pub(super) mode: Mode,
+    pub(super) gpus: Gpus,
     pub(crate) pressures: Pressures,
     pub(super) view: WordsView,
     /// Readable once the last pin of a part that is being revoked has ended.
@@ -57,10 +59,12 @@ pub(super) struct TableState {
     pub(super) calls: Calls,
     pub(super) prefetches: Prefetches,
     pub(super) sequences: Sequences,
+    pub(super) turns: Turns,
     /// Parts that are being revoked and still pinned.
     pub(super) revoking: BTreeSet<(AllocationId, u32)>,
     /// The number of calls that may bring an allocation without a handle.
     pub(super) expected_arrivals: usize,
+    pub(super) presence: Presence,
     pub(super) ending: Option<Ending>,
     draining: bool,
 }
@@ -101,8 +105,10 @@ impl Table {
             calls: Calls::default(),
             prefetches: Prefetches::default(),
             sequences: Sequences::default(),
+            turns: Turns::default(),
             revoking: BTreeSet::new(),
             expected_arrivals: 0,
+            presence: Presence::default(),
             ending: None,
             draining: false,
         };
@@ -142,7 +148,9 @@ impl Table {
             return Ok(answer);
         }
         let expected = map.parts.iter().filter(|part| has_descriptor(part.handle_type())).count();
-        let problem = if fds_lost {
+        let problem = if state.presence.is_away() {
+            Some("the session's memory is away".to_owned())
+        } else if fds_lost {
             Some("not all descriptors could be received: raise RLIMIT_NOFILE".to_owned())
         } else {
             (fds.len() != expected).then(|| format!("{} descriptors arrived for {expected} parts", fds.len()))
@@ -255,7 +263,7 @@ impl Table {
     }
 
     /// Makes the caller the owner of an allocation, whether parts have arrived or not.
-    pub(crate) fn claim(&self, id: AllocationId) -> Result<()> {
+    pub(crate) fn claim(&self, id: AllocationId, label: Label) -> Result<()> {
         let mut state = self.lock();
         let TableState { regions, words, .. } = &mut *state;
         let region = regions.entry(id).or_default();
@@ -263,6 +271,7 @@ impl Table {
             return Err(Error::refused(Reason::StillMapped, &[("allocation", &id)]));
         }
         region.claimed = true;
+        region.label = label;
         // Pins the parts that arrived before the claim, unless they are being revoked: `is_away` reports those.
         let _ = region.take_handle_pins(words);
         Ok(())
@@ -483,7 +492,7 @@ impl TableState {
     }
 }
 
-fn done(id: AllocationId, part_index: u32, written: bool) -> UnmappedPart {
+pub(super) fn done(id: AllocationId, part_index: u32, written: bool) -> UnmappedPart {
     let part = Some(PartRef { allocation_id: id.get(), part_index });
     UnmappedPart { part, reason: UnmapReason::Done.into(), written, ..UnmappedPart::default() }
 }

@@ -9,7 +9,7 @@ use std::{
 use vramd_proto::v1::{Access, PartRef, Revoke, RevokeReason, client_frame, daemon_frame::Frame};
 use vramd_types::AllocationId;
 
-use super::{Mode, Table};
+use super::{Label, Mode, Table};
 use crate::{
     channel::fake::{Fake, PATIENCE, arrived, memory, part, part_ref, soon},
     error::{Error, Result},
@@ -38,7 +38,7 @@ fn first_byte(table: &Table, of: u64) -> Result<u8> {
 #[test]
 fn unmap_leaves_a_transiently_pinned_part_to_the_daemon() {
     let fake = Fake::start(Mode::Map);
-    fake.table.claim(id(COPIED)).unwrap();
+    fake.table.claim(id(COPIED), Label::default()).unwrap();
     let parts = [0, 1].map(|index| part(COPIED, index, 2, Access::ReadWrite)).to_vec();
     fake.map(parts, &[memory("halfway", 1), memory("halfway", 2)]);
     fake.next().unwrap();
@@ -52,7 +52,7 @@ fn unmap_leaves_a_transiently_pinned_part_to_the_daemon() {
     let_go();
     assert_eq!(unmapped(&fake), [part_ref(COPIED, 0)]);
     assert_eq!(first_byte_of_last_part(&fake.table), 2, "it is there");
-    assert!(fake.table.claim(id(COPIED)).is_err(), "until it is gone");
+    assert!(fake.table.claim(id(COPIED), Label::default()).is_err(), "until it is gone");
 
     fake.revoke(part_ref(COPIED, 1), RevokeReason::Freed);
     // A later answer shows that the revoke was seen and not answered.
@@ -63,7 +63,7 @@ fn unmap_leaves_a_transiently_pinned_part_to_the_daemon() {
     fake.table.wake_if(matches!(unpinned, Ok(vramd_words::Unpinned::WakeWorker)));
     assert_eq!(unmapped(&fake), [part_ref(COPIED, 1)]);
     assert_eq!((fake.table.base(id(COPIED)), fake.table.ending()), (None, None));
-    fake.table.claim(id(COPIED)).unwrap();
+    fake.table.claim(id(COPIED), Label::default()).unwrap();
 }
 
 fn first_byte_of_last_part(table: &Table) -> u8 {
@@ -79,7 +79,7 @@ fn first_byte_of_last_part(table: &Table) -> u8 {
 fn revoke_waits_for_the_copy_of_one_allocation_only() {
     let fake = Fake::start(Mode::Map);
     for (raw, fill) in [(COPIED, 1), (IDLE, 2)] {
-        fake.table.claim(id(raw)).unwrap();
+        fake.table.claim(id(raw), Label::default()).unwrap();
         fake.map(vec![part(raw, 0, 1, Access::ReadWrite)], &[memory("copying", fill)]);
         fake.next().unwrap();
         fake.table.wait(arrived(id(raw), 1, Access::ReadWrite), soon()).unwrap();

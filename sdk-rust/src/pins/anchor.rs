@@ -98,6 +98,15 @@ impl Anchor {
         }
     }
 
+    /// Forgets the slots of these parts: the session has unmapped them, so no guard pins any. Their words become other
+    /// parts', and a thread that has read a slot before finds out after its pin ([`Self::pin`]).
+    pub(crate) fn forget_slots(&self, parts: &[u32]) {
+        let Some(layout) = self.layout() else { return };
+        for slot in parts.iter().filter_map(|part| layout.slots.get(*part as usize)) {
+            slot.store(UNKNOWN, Ordering::Relaxed);
+        }
+    }
+
     /// The address, once a part has arrived.
     pub(crate) fn base(&self) -> Option<Base> {
         let known = &self.layout()?.base;
@@ -141,7 +150,7 @@ impl Anchor {
         parts.clone().map(wanted).collect()
     }
 
-    /// Whether the slots are another part's. Checked after a pin: the flag was set before the slot's new part was
+    /// Whether the slots are another part's. Checked after a pin, as is the slot itself: the flag was set before the slot's new part was
     /// mapped, and so before a pin of it could succeed.
     #[inline]
     pub(super) fn has_lost_slots(&self) -> bool {
@@ -152,11 +161,11 @@ impl Anchor {
     #[inline]
     pub(super) fn pin(&self, parts: &Range<u32>, access: Access) -> Result<(), PinRefused> {
         if parts.len() == 1 {
-            let slot = self.slot(parts.start).and_then(|slot| self.words.slot(slot));
-            let slot = slot.ok_or(PinRefused::NeedsFrame)?;
+            let number = self.slot(parts.start).ok_or(PinRefused::NeedsFrame)?;
+            let slot = self.words.slot(number).ok_or(PinRefused::NeedsFrame)?;
             slot.pin(access)?;
-            if self.has_lost_slots() {
-                self.unpin(parts);
+            if self.has_lost_slots() || self.slot(parts.start) != Some(number) {
+                self.unpin_slots([number]);
                 return Err(PinRefused::NeedsFrame);
             }
             slot.record_use_with(tick);
@@ -166,14 +175,18 @@ impl Anchor {
     }
 
     fn pin_all(&self, parts: &Range<u32>, access: Access) -> Result<(), PinRefused> {
-        let slot = |index| Some((self.words.slot(self.slot(index)?)?, access));
-        let slots: Vec<_> = parts.clone().map(slot).collect::<Option<_>>().ok_or(PinRefused::NeedsFrame)?;
+        let numbers: Vec<_> =
+            parts.clone().map(|part| self.slot(part)).collect::<Option<_>>().ok_or(PinRefused::NeedsFrame)?;
+        let slot = |number: &u32| Some((self.words.slot(*number)?, access));
+        let slots: Vec<_> = numbers.iter().map(slot).collect::<Option<_>>().ok_or(PinRefused::NeedsFrame)?;
         if let Err(refused) = pin_set(&slots) {
             self.session.table().wake_if(refused.unpinned == Unpinned::WakeWorker);
             return Err(refused.reason);
         }
-        if self.has_lost_slots() {
-            self.unpin(parts);
+        if self.has_lost_slots()
+            || !parts.clone().zip(&numbers).all(|(part, it)| self.slot(part) == Some(*it))
+        {
+            self.unpin_slots(numbers);
             return Err(PinRefused::NeedsFrame);
         }
         let tick = tick();
@@ -184,8 +197,13 @@ impl Anchor {
     /// Unpins. It never blocks, and makes no system call unless the worker waits for it.
     #[inline]
     pub(super) fn unpin(&self, parts: &Range<u32>) {
+        self.unpin_slots(parts.clone().filter_map(|index| self.slot(index)));
+    }
+
+    #[inline]
+    fn unpin_slots(&self, slots: impl IntoIterator<Item = u32>) {
         let mut wake = false;
-        for slot in parts.clone().filter_map(|index| self.slot(index)) {
+        for slot in slots {
             // A failed unpin means that the program wrote to the words past this library, and lost this pin.
             wake |= matches!(self.words.slot(slot).map(|slot| slot.unpin()), Some(Ok(Unpinned::WakeWorker)));
         }

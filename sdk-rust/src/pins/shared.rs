@@ -144,6 +144,13 @@ impl Anchors {
         Ok((anchor, false))
     }
 
+    /// The anchors of all allocations that have a handle or a guard. While one is kept here, its allocation is not
+    /// released.
+    pub(crate) fn all(&self) -> Vec<ProcessBound<Anchor>> {
+        // Dropping one takes the lock, so none is dropped here.
+        self.lock().values().filter_map(|(_, anchor)| anchor.upgrade()).collect()
+    }
+
     /// Replaces the anchor of an allocation that has one handle.
     pub(crate) fn replace(&self, anchor: &ProcessBound<Anchor>, pinned: bool) {
         anchor.sharers().join();

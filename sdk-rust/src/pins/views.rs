@@ -29,12 +29,16 @@ pub(crate) struct Views {
     state: Mutex<ViewsState>,
     /// Whether the handle may have a slice to write. Every pin reads it, without a lock.
     handle_writes: AtomicBool,
+    /// Whether a pool has lent a slice of a block. No call on the handle proves that such a slice is gone.
+    has_lent_block: AtomicBool,
 }
 
 #[derive(Debug, Default)]
 struct ViewsState {
     /// The handle's slices. Each call on the handle proves that the slices which it forbids are gone.
     handle: Option<View>,
+    /// Whether one of them was given to the program, which may still have it.
+    is_lent: bool,
     guards: Vec<Guard>,
     last: u64,
 }
@@ -58,6 +62,23 @@ impl Views {
         Ok(())
     }
 
+    /// Records a slice of the handle that the program gets, as [`Self::add_handle_view`] does.
+    pub(crate) fn lend_handle_view(&self, view: View) -> Result<(), ViewConflict> {
+        self.add_handle_view(view)?;
+        self.lock().is_lent = true;
+        Ok(())
+    }
+
+    /// Records that a pool lends a slice of a block in this allocation.
+    pub(crate) fn lend_block(&self) {
+        self.has_lent_block.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether the program may have a slice of the handle or of a pool's block.
+    pub(crate) fn has_lent(&self) -> bool {
+        self.has_lent_block.load(Ordering::Relaxed) || self.lock().is_lent
+    }
+
     /// Ends the handle's slices to write: the handle is borrowed.
     #[inline]
     pub(crate) fn end_handle_write(&self) {
@@ -70,7 +91,9 @@ impl Views {
 
     /// Ends all slices of the handle: it is borrowed mutably.
     pub(crate) fn end_handle_views(&self) {
-        self.lock().handle = None;
+        let mut state = self.lock();
+        (state.handle, state.is_lent) = (None, false);
+        drop(state);
         self.handle_writes.store(false, Ordering::Relaxed);
     }
 

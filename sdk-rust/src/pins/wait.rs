@@ -7,15 +7,20 @@ use vramd_types::Reason;
 
 use crate::{
     error::{Error, Result},
-    mapping::{PinStart, PinTarget, Until},
+    mapping::{Caller, PinStart, PinTarget, Until},
     session::Session,
 };
 
 impl Session {
     /// Pins all of these parts, or none, waiting until the deadline.
     pub(crate) fn pin_waiting(&self, parts: &[PinTarget], deadline: Instant) -> Result<()> {
+        self.pin_for(Caller::Program, parts, deadline)
+    }
+
+    /// The same for a caller that may pin although the session's memory is away.
+    pub(crate) fn pin_for(&self, caller: Caller, parts: &[PinTarget], deadline: Instant) -> Result<()> {
         let _seat = self.take_seat();
-        let call = match self.begin_pin(parts, deadline)? {
+        let call = match self.begin_pin(parts, deadline, caller)? {
             PinStart::Pinned => return Ok(()),
             PinStart::Call { call, .. } => call,
         };
@@ -23,15 +28,15 @@ impl Session {
         self.cancel_pin(call);
         if self.table().ending().is_some() {
             // No part moves any more: mapped parts can be pinned.
-            return self.table().begin_pin(parts, deadline).map(drop);
+            return self.table().begin_pin(parts, deadline, caller).map(drop);
         }
         Err(error)
     }
 
-    fn begin_pin(&self, parts: &[PinTarget], deadline: Instant) -> Result<PinStart> {
+    fn begin_pin(&self, parts: &[PinTarget], deadline: Instant, caller: Caller) -> Result<PinStart> {
         // Calls are reported in the order of their numbers.
         let channel = self.link().lock_channel();
-        let start = self.table().begin_pin(parts, deadline)?;
+        let start = self.table().begin_pin(parts, deadline, caller)?;
         if let PinStart::Call { call, frame } = &start {
             if let Err(error) = channel.send_pin(frame.clone()) {
                 drop(channel);

@@ -176,6 +176,11 @@ impl Words {
         word.is_some_and(|word| matches!(word.unpin(), Ok(Unpinned::WakeWorker)))
     }
 
+    /// How many pins a part has now.
+    pub(crate) fn pins(&self, slot: u32) -> u32 {
+        self.worker.slot(slot).map_or(0, |word| word.pins())
+    }
+
     /// Begins the unmap of a mapped part that a `revoke` frame names.
     pub(crate) fn begin_revoked(&self, slot: u32) -> Result<Unmappable<'_>, String> {
         if let Some(own) = &self.own

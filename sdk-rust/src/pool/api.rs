@@ -138,6 +138,7 @@ impl PoolBlock {
         let address = self.cpu_address()?;
         // SAFETY: needed to read shared memory. `cpu_address` has checked that the chunk is mapped where the CPU can
         // access it. The block lies in it, is at least `size` long, and is this value's alone, which is borrowed.
+        // `detach_all` leaves a chunk with a slice where it is (`lend_block`).
         Ok(unsafe { slice::from_raw_parts(ptr::with_exposed_provenance(address), self.size) })
     }
 
@@ -171,6 +172,9 @@ impl PoolBlock {
         if chunk.allocation.is_device_memory() {
             return Err(Error::DeviceMemory { allocation: allocation() });
         }
+        // `detach_all` sees the slice, or this call sees that it has begun.
+        chunk.allocation.handle().anchor().views().lend_block();
+        source.check_here()?;
         let address = usize::try_from(self.address).ok().filter(|_| chunk.allocation.is_mapped());
         address.ok_or_else(|| Error::NotMapped { allocation: allocation() })
     }

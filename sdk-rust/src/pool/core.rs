@@ -85,6 +85,7 @@ impl PoolCore {
             return Err(self.source.forked_error());
         }
         if self.source.revokes(Ordering::Relaxed) != self.revokes_seen.load(Ordering::Relaxed) {
+            self.source.check_here()?;
             self.close_revoked();
         }
         let class = Class::of(size);
@@ -248,6 +249,10 @@ impl PoolCore {
     /// Stops handing out blocks of chunks that the daemon has revoked.
     #[cold]
     fn close_revoked(&self) {
+        if self.source.is_away() {
+            // Nothing is mapped, and all of it comes back.
+            return;
+        }
         self.revokes_seen.store(self.source.revokes(Ordering::Acquire), Ordering::Relaxed);
         if !self.chunks().mark_revoked() {
             return;

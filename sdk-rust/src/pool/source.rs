@@ -1,7 +1,7 @@
 //! The door between a pool and its session.
 //!
-//! The pool needs five things from outside, and gets all of them here: memory for chunks, the number of revokes so
-//! far, a thread that runs the search for idle memory later, whether this process is the one that made the pool, and
+//! The pool needs six things from outside, and gets all of them here: memory for chunks, the number of revokes so
+//! far, whether the session's memory is away, a thread that runs the search for idle memory later, whether this process is the one that made the pool, and
 //! the error for a forked child. The public types in `api.rs` name the SDK's types too; the files behind them name
 //! nothing of the SDK but this door and its errors.
 //!
@@ -55,6 +55,15 @@ impl Source {
     #[inline]
     pub(super) fn revokes(&self, ordering: Ordering) -> u64 {
         self.revokes.load(ordering)
+    }
+
+    /// Refuses blocks while the session's memory is away. The number of revokes has changed when it leaves.
+    pub(super) fn check_here(&self) -> Result<()> {
+        self.client.session().table().check_here()
+    }
+
+    pub(super) fn is_away(&self) -> bool {
+        !self.client.session().table().is_here()
     }
 
     /// Runs work on the session's release thread, after a pause.

@@ -20,7 +20,7 @@ use std::{
 use tokio::sync::watch;
 use tonic::{Request, Response, Status, transport::Channel};
 use vramd_proto::{
-    channel::{PREFETCH, SEQUENCES},
+    channel::{PREFETCH, SEQUENCES, TURNS},
     v1::{self, memory_service_client::MemoryServiceClient},
 };
 use vramd_types::{AllocationId, Bytes, Reason, SessionId};
@@ -178,6 +178,11 @@ impl Session {
     /// Whether the daemon takes declared sequences of this session.
     pub(crate) fn takes_sequences(&self) -> bool {
         self.features & SEQUENCES != 0
+    }
+
+    /// Whether the daemon gives turns to working sets of this session.
+    pub(crate) fn takes_turns(&self) -> bool {
+        self.features & TURNS != 0
     }
 
     pub(crate) fn table(&self) -> &Table {

@@ -103,6 +103,8 @@ mod tests {
             "vramctl replay day.trace --policy lru --policy known-future --device-bytes 24GiB --link 50GB --json",
             "vramctl replay day.csv --policy all --device-bytes 1GiB",
             "vramctl completions zsh",
+            "vramctl run python3 -c pass --json",
+            "vramctl run --tenant team-a --limit 20GiB --report -- ./train --limit 7",
         ] {
             Args::try_parse_from(line.split(' ')).unwrap();
         }
@@ -154,6 +156,9 @@ mod tests {
             "vramctl replay day.trace --device-bytes 50%",
             "vramctl replay day.trace --link 0",
             "vramctl completions tcsh",
+            "vramctl run",
+            "vramctl run --tenant team-a",
+            "vramctl run --limit 50% -- true",
         ] {
             assert!(Args::try_parse_from(line.split(' ')).is_err(), "{line}");
         }

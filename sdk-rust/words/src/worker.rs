@@ -67,6 +67,11 @@ impl<'a> WorkerSlot<'a> {
         self.slot.update(|word| word.unmap()).map(|_| Unmapping { slot: self.slot })
     }
 
+    /// Returns how many pins the part has now. Other threads may pin and unpin at once, so it is a report and no promise.
+    pub fn pins(self) -> u32 {
+        self.slot.load().pins()
+    }
+
     /// Clears REVOKE after the end of the channel: no frame will follow, so nothing moves, and mapped parts stay
     /// usable. Call it for every slot, and again if a pin still finds a revoke: the daemon may not have noticed the
     /// end yet.

@@ -189,7 +189,9 @@ impl Shell {
             | DaemonFrame::Refused(_)
             | DaemonFrame::Drain { .. }
             | DaemonFrame::Pressure(_)
-            | DaemonFrame::Sequence { .. } => return,
+            | DaemonFrame::Sequence { .. }
+            | DaemonFrame::WorkingSet { .. }
+            | DaemonFrame::Turn { .. } => return,
         };
         self.send(Event::Frame { channel, frame });
     }

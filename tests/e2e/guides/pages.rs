@@ -24,7 +24,7 @@ const PAGES_WITH_A_TEST: [&str; 6] = [
 ];
 
 /// Blocks of programs and shell lines that other tests run: page, language, and the test.
-const RUN_ELSEWHERE: [(&str, &str, &str); 14] = [
+const RUN_ELSEWHERE: [(&str, &str, &str); 16] = [
     ("README.md", "python", "sdk-python/tests/test_guide.py"),
     ("docs/start/README.md", "python", "sdk-python/tests/test_guide.py"),
     ("docs/guides/python.md", "python", "sdk-python/tests/test_guide.py"),
@@ -34,7 +34,9 @@ const RUN_ELSEWHERE: [(&str, &str, &str); 14] = [
     ("docs/guides/pytorch.md", "python gpu", "tests/gpu/torch_pool.py"),
     ("docs/guides/engines.md", "python", "sdk-python/tests/test_transformers.py"),
     ("docs/guides/engines.md", "python agent", "sdk-python/tests/test_llm_d.py"),
+    ("docs/guides/engines.md", "python checkpoint", "sdk-python/tests/test_away.py"),
     ("docs/guides/python-examples.md", "python", "sdk-python/tests/test_examples.py"),
+    ("docs/guides/turns.md", "python", "sdk-python/tests/test_guide.py"),
     ("docs/guides/rust.md", "rust", "tests/e2e/guides/programs.rs"),
     ("docs/guides/moving.md", "rust", "tests/e2e/guides/programs.rs"),
     ("docs/testing/simulated-driver.md", "toml", "broker/src/config/tests.rs"),
@@ -42,7 +44,7 @@ const RUN_ELSEWHERE: [(&str, &str, &str); 14] = [
 ];
 
 /// How many blocks `norun` a page has, and why no test runs them.
-const NOT_RUN: [(&str, usize, &str); 18] = [
+const NOT_RUN: [(&str, usize, &str); 19] = [
     ("README.md", 1, "a release build takes minutes, and its daemon takes the node's own folders"),
     ("docs/start/README.md", 1, "a release build takes minutes"),
     ("CONTRIBUTING.md", 1, "CI runs these targets as checks of their own"),
@@ -62,6 +64,11 @@ const NOT_RUN: [(&str, usize, &str); 18] = [
         "docs/guides/engines.md",
         3,
         "the engines are too large; sdk-python/tests/test_engines.py reads their sources",
+    ),
+    (
+        "docs/guides/run.md",
+        2,
+        "it needs a GPU; tests/preload runs such programs over a driver library without one",
     ),
     ("docs/operations/install.md", 5, "it changes a node or a cluster; tests/packages tries the parts"),
     ("docs/operations/kubernetes.md", 5, "it needs a cluster; tests/packages tries the parts"),

@@ -144,6 +144,7 @@ fn the_live_view_answers_keys_and_fits_each_width() {
     }
     terminal.type_keys("1p");
     terminal.shows("PAUSED");
+    // A key that comes together with a new size is not lost.
     terminal.type_keys("p");
 
     for (columns, rows) in [(80, 24), (40, 20), (20, 8), (7, 3), (1, 1), (200, 60), (40, 24)] {

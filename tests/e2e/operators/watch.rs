@@ -50,6 +50,7 @@ pub(super) fn short(event: &WatchResponse) -> String {
         Event::Move(moved) => format!("move {:?}", moved.change()),
         Event::Pressure(pressure) => format!("pressure {:?} {:?}", pressure.from(), pressure.to()),
         Event::Prefetch(ended) => format!("prefetch {:?}", ended.end()),
+        Event::Turn(turn) => format!("turn {:?} {}", turn.change(), turn.set_name),
         Event::TenantChange(tenant) => {
             format!("tenant {:?} {} {:?}", tenant.class(), tenant.weight, tenant.source())
         }

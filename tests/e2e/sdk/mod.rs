@@ -1,6 +1,7 @@
 //! The SDKs against a real daemon.
 
 pub(crate) mod aio;
+pub(crate) mod away;
 pub(crate) mod discardable;
 pub(crate) mod finding;
 pub(crate) mod handles;
@@ -11,4 +12,5 @@ pub(crate) mod prefetch;
 pub(crate) mod sequence;
 pub(crate) mod sharing;
 pub(crate) mod small;
+pub(crate) mod turns;
 pub(crate) mod unpinned;

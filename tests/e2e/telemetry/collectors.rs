@@ -40,7 +40,7 @@ fn a_real_receiver_takes_metrics_over_http() {
     session.allocate(spec(6 * MIB));
     let held = format!("sum(vramd_quota_usage_bytes{{vramd_tenant=\"{}\"}})", session.tenant());
     prometheus.until(&held, (6 * MIB) as f64);
-    prometheus.until("count(target_info{job=\"vramd\"})", 1.0);
+    prometheus.until("count(vramd_sessions{service_name=\"vramd\"})", 1.0);
     session.refused(spec(4096 * MIB));
     prometheus.until("sum(vramd_refusals_total{vramd_refusal_reason=\"DEVICE_FULL\"})", 1.0);
     assert!(!daemon.log().contains("sending to the collector fails"), "{}", daemon.log());

@@ -15,6 +15,7 @@ use crate::{Verdict, memory};
 /// it grows.
 const MEMORY_PER_BYTE: u64 = 128;
 const PARTS_MAX: usize = 1024;
+const SET_ALLOCATIONS_MAX: usize = 4096;
 const DETAIL_BYTES_MAX: usize = 256;
 const PROBLEM_BYTES_MAX: usize = 256;
 
@@ -46,6 +47,8 @@ fn is_allowed(frame: &Frame) -> bool {
         Frame::WordsMapped(_) | Frame::PinEnded(_) => true,
         Frame::PrefetchCancelled(_) => true,
         Frame::Sequence(_) | Frame::SequenceStepBegun(_) | Frame::SequenceEnded(_) => true,
+        Frame::WorkingSet(set) => set.allocation_ids.len() <= SET_ALLOCATIONS_MAX,
+        Frame::WorkingSetEnded(_) | Frame::TurnAcquire(_) | Frame::TurnYielded(_) => true,
         Frame::Pin(pin) => count(pin.parts.len()),
         Frame::Prefetch(asked) => count(asked.parts.len()) && asked.priority <= 255,
         Frame::Mapped(mapped) => count(mapped.parts.len()),
@@ -97,6 +100,26 @@ fn written(received: &Received) -> Frame {
         }
         Received::Frame { frame: ClientFrame::SequenceEnded { number }, .. } => {
             Frame::SequenceEnded(v1::SequenceEnded { sequence_id: *number })
+        }
+        Received::Frame { frame: ClientFrame::WorkingSet { number, spec }, .. } => {
+            Frame::WorkingSet(v1::WorkingSet {
+                set_id: *number,
+                name: spec.name.clone(),
+                allocation_ids: spec.allocations.iter().map(|id| id.get()).collect(),
+            })
+        }
+        Received::Frame { frame: ClientFrame::WorkingSetEnded { number }, .. } => {
+            Frame::WorkingSetEnded(v1::WorkingSetEnded { set_id: *number })
+        }
+        Received::Frame { frame: ClientFrame::TurnRequested { turn, set, wait }, .. } => {
+            Frame::TurnAcquire(v1::TurnAcquire {
+                turn_id: *turn,
+                set_id: *set,
+                wait_ms: wait.map(|wait| u64::try_from(wait.as_millis()).unwrap()),
+            })
+        }
+        Received::Frame { frame: ClientFrame::TurnYielded { turn }, .. } => {
+            Frame::TurnYielded(v1::TurnYielded { turn_id: *turn })
         }
         Received::Frame { frame: ClientFrame::PinEnded { call }, .. } => {
             Frame::PinEnded(v1::PinEnded { call_id: *call })

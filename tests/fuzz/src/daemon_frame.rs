@@ -40,6 +40,7 @@ fn is_allowed(frame: &Frame) -> bool {
     match frame {
         Frame::Welcome(_) | Frame::Refused(_) | Frame::Drain(_) | Frame::PinAnswer(_) => true,
         Frame::PrefetchProgress(_) | Frame::SequenceProgress(_) => true,
+        Frame::WorkingSetAnswer(_) | Frame::TurnProgress(_) => true,
         Frame::Pressure(pressure) => pressure.batch_factor.is_finite() && pressure.batch_factor > 0.0,
         Frame::Revoke(revoke) => (1..=REVOKE_PARTS_MAX).contains(&revoke.parts.len()),
         Frame::Map(map) => {

@@ -4,7 +4,7 @@
 mod steps;
 
 pub use steps::{
-    DiskStep, FileStep, InPlaceStep, LevelStep, LineStep, OwnerStep, RepeatStep, SettingStep, Step,
+    DiskStep, FileStep, InPlaceStep, LevelStep, LineStep, OwnerStep, RepeatStep, SettingStep, Step, TurnStep,
 };
 
 use std::collections::BTreeMap;

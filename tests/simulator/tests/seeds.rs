@@ -26,7 +26,7 @@ fn kept() -> Vec<Plan> {
     lines.map(plan).collect()
 }
 
-/// All run on the same threads, so that no processor waits for the other. CI runs 300 more seeds.
+/// All run on the same threads, so that no processor waits for the other. CI runs 200 more seeds.
 #[test]
 fn first_and_kept_seeds_pass_and_the_first_take_all_legal_transitions() {
     let kept = kept();

@@ -112,6 +112,11 @@ pub(crate) enum Fact {
     /// Parts may leave that could not when queued requests were tried.
     PrefetchRetryDue,
 
+    /// A turn was requested, granted, refused or ended, a deadline of one has come, or a working set may be smaller.
+    TurnsDue,
+    /// A turn waits, and parts of its set may come to free room.
+    NextTurnWaits,
+
     /// The order of a session's pins shows what it will pin next.
     ForecastMade,
 

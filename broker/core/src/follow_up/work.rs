@@ -21,6 +21,8 @@ pub(crate) enum Work {
     ReleaseFreed(AllocationId),
     /// Check one part of a pin call. The needs of calls decide all else.
     CheckCall(PinnedPart),
+    /// Admit turns, and ask owners to yield. An admitted one makes a pin call, whose parts are checked first.
+    AdvanceTurns,
     /// Check a revocation. It may end, and so give the line a part that left.
     CheckRevocation(PartRef),
     /// Go on with a change of a quota. Its limits hold for the scan.
@@ -41,7 +43,7 @@ pub(crate) enum Work {
     CompletePrefetch(PrefetchId),
     /// Begin queued prefetch requests. Every waiter in the line has gone first.
     BeginPrefetches,
-    /// Bring what sessions will probably pin next. Every request has gone first.
+    /// Bring what sessions will probably pin next, and the set whose turn is next. Every request has gone first.
     Speculate,
     /// Update the level of a place, now that its bytes are settled.
     UpdatePressure(Place),

@@ -8,7 +8,7 @@
 //! Each piece of work uses something up that no follow-up work brings back within one event:
 //!
 //! - A check of a call answers it, refuses it, sends its part or has it fetched; each happens once to a part of a
-//!   call, and no work starts a call. A stalled call is aborted once.
+//!   call, and only the admission of a turn starts a call. A stalled call is aborted once.
 //! - A check of a revocation ends it, or tells mappers that were not told. A revocation starts with a move or an
 //!   unmapping in place, and each of these starts one for a part.
 //! - A scan takes waiters out of the line, or has victims and cached extents leave. A victim is leaving
@@ -19,6 +19,7 @@
 //!   parts without any. A change of a quota goes on once, when its extents have left.
 //! - A prefetch request that begins leaves its queue, and none enters one. Otherwise it has victims leave, as a scan
 //!   does, or stops a move, and waits for the next event.
+//! - A turn that waits is admitted or refused once, and makes one call. An owner is asked to yield once.
 //! - A forecast is dropped once its parts have begun to come, and only a pin call makes one.
 //! - The level of a place is a function of its balance.
 //!
@@ -126,20 +127,28 @@ impl Broker {
             | Fact::ExtentReturned
             | Fact::LeavingStopped
             | Fact::VictimRefused
-            | Fact::Surveyed
             | Fact::ScannedWaiterChanged
-            | Fact::BatchEntered
             | Fact::BatchRefused
             | Fact::WaitCancelled
             | Fact::CachedTaken
             | Fact::EvictedInDoubt
             | Fact::RetryAllowed
             | Fact::WaiterLetsPass
-            | Fact::QuotaChanged
-            | Fact::SettingsChanged
             | Fact::DrainChanged => self.follow_ups.add(Work::FullScan),
+            Fact::BatchEntered => {
+                self.advance_turns_if_unwatched();
+                self.follow_ups.add(Work::FullScan);
+            }
+            // More or fewer working sets may fit together than before.
+            Fact::Surveyed | Fact::QuotaChanged | Fact::SettingsChanged => {
+                self.advance_turns_if_any();
+                self.follow_ups.add(Work::FullScan);
+            }
             // It needs no room to be made, unless it is within a guarantee: a front scan finds that out.
-            Fact::WaiterEntered => self.follow_ups.add(Work::FrontScan),
+            Fact::WaiterEntered => {
+                self.advance_turns_if_unwatched();
+                self.follow_ups.add(Work::FrontScan);
+            }
             Fact::WaiterUnwanted(part) => {
                 if self.line.contains(Waiter::Part(part)) {
                     self.follow_ups.add(Work::CheckWaiter(part));
@@ -148,13 +157,21 @@ impl Broker {
             // The order of what begins is decided once, when all that is queued is known. Requests that found no room
             // need no other try.
             Fact::PrefetchQueued => self.follow_ups.add(Work::BeginPrefetches),
-            Fact::ForecastMade => self.follow_ups.add(Work::Speculate),
+            // The owners of a device and those that wait for it decide together.
+            Fact::TurnsDue => self.follow_ups.add(Work::AdvanceTurns),
+            // Requests of clients go first.
+            Fact::ForecastMade | Fact::NextTurnWaits => self.follow_ups.add(Work::Speculate),
             Fact::PrefetchAdvanced(id) => self.follow_ups.add(Work::CompletePrefetch(id)),
             Fact::PrefetchedPartFreed(part) => self.follow_ups.add(Work::CheckPrefetches(part)),
             // Its room, its turn or what it kept on the device may serve another. Requests of a class that was paused may
-            // begin, and another tenant may go first.
-            Fact::PrefetchEnded | Fact::PrefetchRetryDue | Fact::PressureFell | Fact::StandingChanged => {
-                self.begin_prefetches_if_queued()
+            // begin.
+            Fact::PrefetchEnded | Fact::PrefetchRetryDue | Fact::PressureFell => {
+                self.begin_prefetches_if_queued();
+            }
+            // Another tenant may go first, with its requests and its turns.
+            Fact::StandingChanged => {
+                self.advance_turns_if_any();
+                self.begin_prefetches_if_queued();
             }
             Fact::QuotaReady(op) => self.follow_ups.add(Work::ResumeQuota(op)),
         }
@@ -165,6 +182,20 @@ impl Broker {
     fn scan_if_short(&mut self) {
         if self.line.scan_found_shortage() || self.line.is_any_over_limit() || self.is_room_in_doubt() {
             self.follow_ups.add(Work::FullScan);
+        }
+    }
+
+    fn advance_turns_if_any(&mut self) {
+        if !self.turns.is_empty() {
+            self.follow_ups.add(Work::AdvanceTurns);
+        }
+    }
+
+    /// The line may need an owner to yield, a quantum from now at the earliest.
+    fn advance_turns_if_unwatched(&mut self) {
+        let soon = self.shell.now.after(self.config.limits.turns.quantum);
+        if self.turns.alarm.is_none_or(|alarm| alarm > soon) {
+            self.advance_turns_if_any();
         }
     }
 
@@ -199,6 +230,7 @@ impl Broker {
             Work::AfterMoves => self.after_moves(),
             Work::ReleaseFreed(allocation) => self.release_freed(allocation),
             Work::CheckCall((part, call)) => self.check_call(call, part),
+            Work::AdvanceTurns => self.advance_turns(),
             Work::CheckRevocation(part) => self.check_revocation(part),
             Work::ResumeQuota(op) => self.resume_quota(op),
             Work::CheckWaiter(part) => self.check_waiter(part),
@@ -223,7 +255,10 @@ impl Broker {
             }
             Work::CompletePrefetch(id) => self.complete_prefetch(id),
             Work::BeginPrefetches => self.begin_prefetches(),
-            Work::Speculate => self.speculate(),
+            Work::Speculate => {
+                self.speculate();
+                self.bring_next_sets();
+            }
             Work::UpdatePressure(place) => self.update_pressure(place),
             Work::RelievePressure(place) => self.relieve_pressure(place),
             Work::UnmapInPlace(part) => self.unmap_in_place_or_postpone(part),

@@ -30,6 +30,12 @@ pub(crate) fn managed_on(plans: &[AllocationPlan], place: Place) -> Bytes {
 }
 
 impl Broker {
+    /// The session whose turn waits on the device and was requested last, for `TurnStarved`.
+    pub(crate) fn last_turn_waiting(&self, device: DeviceIndex) -> Option<SessionId> {
+        let waiting = self.turns.on(device).filter(|(_, turn)| turn.is_waiting());
+        waiting.max_by_key(|(_, turn)| turn.arrival).map(|(session, _)| session)
+    }
+
     /// Returns the backing of another part of that size, for `WrittenBackToAnother`.
     pub(crate) fn backing_of_another(&self, part: PartRef) -> Option<ExtentId> {
         let footprint = self.footprint_of(part);

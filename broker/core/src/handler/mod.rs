@@ -14,6 +14,7 @@
 //! - [`prefetch`]: parts that clients ask for ahead of their use
 //! - [`sequence`]: the order in which clients will use parts, and the requests ahead of it
 //! - [`pins`]: pin calls, and the use of parts that sessions write into their pin words
+//! - [`turns`]: working sets, and turns of sessions on them
 //! - [`allocation`]: an allocation from its request to the return of its memory
 //! - [`after_revocation`], [`scan`]: a revocation that has ended; the walk along the line
 //! - [`requests`], [`node`]: requests of clients and operators; sessions, frames, surveys and pressure
@@ -59,6 +60,7 @@ mod scan;
 mod sequence;
 mod shared;
 mod timers;
+mod turns;
 
 pub(crate) use node::NodeState;
 pub(crate) use requests::Requests;

@@ -26,6 +26,7 @@ impl Broker {
                 Timer::InPlaceUnmaps => {}
                 Timer::Stall(id, call) => self.follow_ups.push(Fact::StallCheckDue((id, call))),
                 Timer::Prefetch => self.retry_prefetches(),
+                Timer::Turns => self.follow_ups.push(Fact::TurnsDue),
                 Timer::Pass => self.push_if_waiters(Fact::WaiterLetsPass),
                 Timer::Survey => self.begin_surveys(),
             }

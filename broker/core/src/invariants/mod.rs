@@ -24,6 +24,7 @@ mod running_sums;
 mod scope;
 mod slots;
 mod timers;
+mod turns;
 mod unsealed;
 mod waits;
 mod write_backs;
@@ -44,7 +45,7 @@ pub struct Violation {
 /// One file's check.
 type Check = fn(&Broker, &Scope, &mut Vec<Violation>);
 
-const CHECKS: [Check; 20] = [
+const CHECKS: [Check; 21] = [
     ledger_balances::check,
     ledger_sums::check,
     extent_backing::check,
@@ -65,6 +66,7 @@ const CHECKS: [Check; 20] = [
     names::check,
     waits::check,
     timers::check,
+    turns::check,
 ];
 
 impl Broker {

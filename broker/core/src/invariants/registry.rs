@@ -169,8 +169,18 @@ registry! {
         "No prefetch of a background tenant begins at elevated pressure of its device, and none of a utility tenant at high pressure.";
     PREFETCH_BEGINS = "INV-PREFETCH-7", Oracle "prefetch/begins.rs",
         "A request that certainly can begin is not left queued: it has begun before the daemon has tried queued requests twice.";
+    TURNS = "INV-TURN-1", Recomputed "turns.rs",
+        "Every turn is of a working set that exists, and has a pin call of the daemon's own from its admission on.";
+    TURN_GRANTED = "INV-TURN-2", Oracle "turns/granted.rs",
+        "A turn is granted once all parts of its set are mapped, or refused for a reason that can apply to it. A working set is taken or refused at once.";
+    TURN_OWNERS = "INV-TURN-3", Oracle "turns/admitted.rs",
+        "No turn is admitted beside others whose sets leave no room for its own on the device.";
+    TURN_ORDER = "INV-TURN-4", Oracle "turns/admitted.rs",
+        "Of the turns that wait, one of the highest class is admitted, of the tenant that held turns for the least time by its weight, the oldest of that tenant. Only turns that a limit of their tenant holds back are passed.";
+    TURN_HELD = "INV-TURN-5", Oracle "turns/held.rs",
+        "A turn lasts until its client yields, or its set or its session ends. Its client is asked to yield by an operator, or once its quantum is over and that makes room for another turn or for the line. It is killed only if it does not yield to another.";
     SPECULATION = "INV-PREFETCH-6", Oracle "prefetch/speculation.rs",
-        "Parts brought unasked go on in the order of a session's pin calls for that allocation, the nearest first. They take only room that no client asks for, and end where too many are wasted.";
+        "Parts brought unasked go on in the order of a session's pin calls for that allocation, the nearest first, or are of the set whose turn is next. They take only room that no client asks for, and the former end where too many are wasted.";
     PLACEMENT = "INV-PLACE-2", Oracle "mappings/placement.rs",
         "Where the sum is known, a part moves to its device if the benefit is above the factor times the cost, and is read in host memory if not. Its terms follow from the copies so far. A part is read there only as long as the sum applies.";
     IN_PLACE = "INV-PLACE-1", Oracle "mappings/in_place.rs",

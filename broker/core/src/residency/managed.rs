@@ -56,6 +56,12 @@ impl ManagedCharges {
         sums.fold(Bytes::ZERO, |sum, (_, bytes)| sum.saturating_add(*bytes))
     }
 
+    /// The bytes of each tenant in a place.
+    pub(crate) fn sums_in(&self, place: Place) -> impl Iterator<Item = (TenantId, Bytes)> {
+        let sums = self.sums.iter().filter(move |((of, _), _)| *of == place);
+        sums.map(|((_, tenant), bytes)| (*tenant, *bytes))
+    }
+
     pub(crate) fn iter(&self) -> impl Iterator<Item = (AllocationId, &Charge)> {
         self.charges.iter().map(|(id, charge)| (*id, charge))
     }

@@ -17,7 +17,7 @@ mod words;
 pub(crate) use by_tenant::ByTenant;
 pub(crate) use map_queue::MapQueue;
 pub(crate) use op_id::OpId;
-pub(crate) use pins::{Arrival, PinCall, PinId, PinTable, PinnedPart};
+pub(crate) use pins::{Arrival, OWN_CALLS, PinCall, PinId, PinTable, PinnedPart};
 pub(crate) use releases::{ItemResult, ReleaseItem, Releases};
 pub(crate) use requests::{Method, Outcome, Recall, RequestLog};
 pub(crate) use session::{Session, SessionTable, SilentReason};

@@ -26,6 +26,9 @@ impl Arrival {
     }
 }
 
+/// The daemon numbers its own pin calls from here on: those of turns.
+pub(crate) const OWN_CALLS: u64 = 1 << 63;
+
 /// The session, and its number for the call.
 pub(crate) type PinId = (SessionId, u64);
 

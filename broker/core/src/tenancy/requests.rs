@@ -38,6 +38,7 @@ pub(crate) enum Method {
     AdviseParts,
     CancelWait,
     CancelPrefetch,
+    YieldTurn,
     ChangeSettings,
     Drain,
 }
@@ -68,6 +69,7 @@ impl Method {
             Self::AdviseParts => "AdviseParts",
             Self::CancelWait => "CancelWait",
             Self::CancelPrefetch => "CancelPrefetch",
+            Self::YieldTurn => "YieldTurn",
             Self::ChangeSettings => "ChangeSettings",
             Self::Drain => "Drain",
         }
@@ -114,6 +116,7 @@ pub(crate) enum Outcome {
     },
     WaitCancelled,
     PrefetchCancelled,
+    TurnAsked,
     SettingsChanged,
     Drained,
 }
@@ -140,6 +143,7 @@ impl Outcome {
             | Self::SessionEnded { .. }
             | Self::WaitCancelled
             | Self::PrefetchCancelled
+            | Self::TurnAsked
             | Self::SettingsChanged
             | Self::Drained => 0,
         }

@@ -21,7 +21,11 @@ pub(crate) struct Words {
     pub(crate) last_prefetch: Option<u64>,
     /// The number of its last sequence.
     pub(crate) last_sequence: Option<u64>,
-    /// Its pin calls that have not ended.
+    /// The number of its last working set.
+    pub(crate) last_set: Option<u64>,
+    /// The number of its last turn.
+    pub(crate) last_turn: Option<u64>,
+    /// Its pin calls that have not ended, without those of turns.
     pub(crate) calls: usize,
     /// The number of parts of these calls.
     pub(crate) call_parts: usize,
@@ -37,6 +41,8 @@ impl Words {
             last_call: None,
             last_prefetch: None,
             last_sequence: None,
+            last_set: None,
+            last_turn: None,
             calls: 0,
             call_parts: 0,
         }

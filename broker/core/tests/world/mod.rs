@@ -20,7 +20,7 @@ use broker_core::{
     AllocationSpec, Broker, CallId, ChannelId, ClientFrame, ClientRequest, Command, Completion, Config,
     CreateError, DaemonFrame, DeviceConfig, DigestError, Event, Hello, Kind, Lifetime, Limits, Notice,
     OperatorRequest, PartRef, PartUse, Peer, PrefetchState, PressureNote, Refusal, Reply, RequestKey,
-    SequenceState, Slot, StoredQuotas, Tier, Time, UnmappedPart, WordsOutcome,
+    SequenceState, Slot, StoredQuotas, Tier, Time, TurnState, UnmappedPart, WordsOutcome,
 };
 use vramd_types::{AllocationId, Bytes, ExtentId, Quantity, SessionId};
 
@@ -107,6 +107,10 @@ pub struct World {
     pub prefetch_states: BTreeMap<(ChannelId, u64), Vec<PrefetchState>>,
     /// Everything that clients were told of their sequences.
     pub sequence_states: BTreeMap<(ChannelId, u64), Vec<SequenceState>>,
+    /// Answers to working sets.
+    pub set_answers: BTreeMap<(ChannelId, u64), Option<Refusal>>,
+    /// Everything that clients were told of their turns.
+    pub turn_states: BTreeMap<(ChannelId, u64), Vec<TurnState>>,
     pub shares_sent: Vec<vramd_types::Shares>,
     calls: u64,
     channels: u64,
@@ -199,6 +203,8 @@ impl World {
             pressure_notes: Vec::new(),
             prefetch_states: BTreeMap::new(),
             sequence_states: BTreeMap::new(),
+            set_answers: BTreeMap::new(),
+            turn_states: BTreeMap::new(),
             shares_sent: Vec::new(),
             calls: 0,
             channels: 0,
@@ -246,6 +252,13 @@ impl World {
                 }
                 Command::Send { channel, frame: DaemonFrame::Sequence { number, state } } => {
                     self.sequence_states.entry((channel, number)).or_default().push(state);
+                }
+                Command::Send { channel, frame: DaemonFrame::WorkingSet { number, refusal } } => {
+                    let again = self.set_answers.insert((channel, number), refusal);
+                    assert_eq!(again, None, "working set {number} was answered twice");
+                }
+                Command::Send { channel, frame: DaemonFrame::Turn { turn, state } } => {
+                    self.turn_states.entry((channel, turn)).or_default().push(state);
                 }
                 Command::Send { channel, frame } => self.inboxes.entry(channel).or_default().push_back(frame),
                 Command::CloseChannel { channel } => _ = self.closed.insert(channel),

@@ -17,8 +17,10 @@ use crate::{
     script::{is_triggered, script},
 };
 
-const INVALID_CONTEXT: u32 = 201;
-const PAGE: usize = 2 << 20;
+pub(crate) const INVALID_CONTEXT: u32 = 201;
+/// The handle of a primary context is its device's number plus one; that of another context is larger by a multiple of this.
+pub(crate) const DEVICES_MAX: usize = 0x100;
+pub(crate) const PAGE: usize = 2 << 20;
 
 pub(crate) fn status_of(done: bool) -> u32 {
     if done { 0 } else { INVALID_VALUE }
@@ -42,7 +44,7 @@ pub(crate) fn uuid(device: usize, instance: Option<usize>) -> [u8; 16] {
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn cuInit(_flags: c_uint) -> u32 {
+pub(crate) extern "C" fn cuInit(_flags: c_uint) -> u32 {
     script().number("init", 0)
 }
 
@@ -107,12 +109,12 @@ extern "C" fn cuDeviceGetAttribute(value: *mut c_int, attribute: c_uint, device:
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn cuDeviceTotalMem_v2(total: *mut usize, _device: c_int) -> u32 {
+pub(crate) extern "C" fn cuDeviceTotalMem_v2(total: *mut usize, _device: c_int) -> u32 {
     put(total, script().bytes("memory_mib", 1024))
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn cuDevicePrimaryCtxRetain(context: *mut usize, device: c_int) -> u32 {
+pub(crate) extern "C" fn cuDevicePrimaryCtxRetain(context: *mut usize, device: c_int) -> u32 {
     begin!("cuDevicePrimaryCtxRetain");
     let device = usize::try_from(device).unwrap_or(usize::MAX);
     let mut world = world();
@@ -141,7 +143,9 @@ extern "C" fn cuDevicePrimaryCtxRelease_v2(device: c_int) -> u32 {
 
 #[unsafe(no_mangle)]
 extern "C" fn cuCtxPushCurrent_v2(context: usize) -> u32 {
-    if context == 0 || !world().contexts.contains_key(&(context - 1)) {
+    let is_live =
+        |world: &World| world.contexts.contains_key(&(context - 1)) || world.own_contexts.contains(&context);
+    if context == 0 || !is_live(&world()) {
         return INVALID_CONTEXT;
     }
     CURRENT.with_borrow_mut(|current| current.push(context - 1));
@@ -154,12 +158,13 @@ extern "C" fn cuCtxPopCurrent_v2(context: *mut usize) -> u32 {
     popped.map_or(INVALID_CONTEXT, |device| put(context, device + 1))
 }
 
+/// The device whose context is current.
 pub(crate) fn current() -> Option<usize> {
-    CURRENT.with_borrow(|current| current.last().copied())
+    CURRENT.with_borrow(|current| current.last().map(|context| context % DEVICES_MAX))
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) -> u32 {
+pub(crate) extern "C" fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) -> u32 {
     let Some(device) = current() else { return INVALID_CONTEXT };
     let all = script().bytes("memory_mib", 1024);
     put(free, all.saturating_sub(holders::used(device)));
@@ -169,7 +174,7 @@ extern "C" fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) -> u32 {
 /// `CUmemAllocationProp`.
 #[derive(Clone, Copy, Default)]
 #[repr(C)]
-struct Properties {
+pub(crate) struct Properties {
     kind: u32,
     handle_types: u32,
     location: Location,
@@ -204,7 +209,12 @@ fn enter(world: &mut World, piece: Piece) -> u64 {
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn cuMemCreate(handle: *mut u64, size: usize, of: *const Properties, _flags: c_ulonglong) -> u32 {
+pub(crate) extern "C" fn cuMemCreate(
+    handle: *mut u64,
+    size: usize,
+    of: *const Properties,
+    _flags: c_ulonglong,
+) -> u32 {
     begin!("cuMemCreate");
     let Some(properties) = get(of) else { return INVALID_VALUE };
     if size == 0 || !size.is_multiple_of(PAGE) || properties.handle_types != 1 {
@@ -227,12 +237,17 @@ extern "C" fn cuMemCreate(handle: *mut u64, size: usize, of: *const Properties, 
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn cuMemRelease(handle: u64) -> u32 {
+pub(crate) extern "C" fn cuMemRelease(handle: u64) -> u32 {
     begin!("cuMemRelease");
     if is_triggered() {
         holders::set_tables(script().bytes("tables_mib", 0));
     }
-    status_of(world().handles.remove(&handle).is_some())
+    let mut world = world();
+    if let Some(times) = world.retained.get_mut(&handle).filter(|times| **times > 0) {
+        *times -= 1;
+        return 0;
+    }
+    status_of(world.handles.remove(&handle).is_some())
 }
 
 #[unsafe(no_mangle)]
@@ -296,7 +311,13 @@ extern "C" fn cuMemAddressFree(address: u64, size: usize) -> u32 {
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn cuMemMap(address: u64, size: usize, offset: usize, handle: u64, _flags: c_ulonglong) -> u32 {
+pub(crate) extern "C" fn cuMemMap(
+    address: u64,
+    size: usize,
+    offset: usize,
+    handle: u64,
+    _flags: c_ulonglong,
+) -> u32 {
     begin!("cuMemMap");
     let mut world = world();
     let Some(piece) = world.handles.get(&handle) else { return INVALID_VALUE };
@@ -304,11 +325,12 @@ extern "C" fn cuMemMap(address: u64, size: usize, offset: usize, handle: u64, _f
         return INVALID_VALUE;
     }
     world.ranges.insert(address, Range { size, readable: false, writable: false, block: None });
+    world.mapped.insert(address, handle);
     0
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn cuMemUnmap(address: u64, size: usize) -> u32 {
+pub(crate) extern "C" fn cuMemUnmap(address: u64, size: usize) -> u32 {
     begin!("cuMemUnmap");
     let mut world = world();
     let inside: Vec<(u64, usize)> = world
@@ -342,6 +364,7 @@ extern "C" fn cuMemSetAccess(
     begin!("cuMemSetAccess");
     // All have the same access, so the first stands for all.
     let Some(access) = get(access).filter(|_| count > 0) else { return INVALID_VALUE };
+    script().note(&format!("cuMemSetAccess({})", access.location.id));
     let (readable, writable) = (access.flags & 1 != 0, access.flags == 3);
     let mut world = world();
     let mut covered = 0;
@@ -376,7 +399,7 @@ fn unmap_block(address: u64) -> u32 {
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn cuMemAlloc_v2(address: *mut u64, size: usize) -> u32 {
+pub(crate) extern "C" fn cuMemAlloc_v2(address: *mut u64, size: usize) -> u32 {
     begin!("cuMemAlloc_v2");
     let Some(device) = current() else { return INVALID_CONTEXT };
     let size = size.next_multiple_of(PAGE);
@@ -385,7 +408,7 @@ extern "C" fn cuMemAlloc_v2(address: *mut u64, size: usize) -> u32 {
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn cuMemFree_v2(address: u64) -> u32 {
+pub(crate) extern "C" fn cuMemFree_v2(address: u64) -> u32 {
     begin!("cuMemFree_v2");
     if let Some(code) = managed::free(address) {
         return code;
@@ -394,7 +417,7 @@ extern "C" fn cuMemFree_v2(address: u64) -> u32 {
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn cuMemGetAddressRange_v2(base: *mut u64, size: *mut usize, address: u64) -> u32 {
+pub(crate) extern "C" fn cuMemGetAddressRange_v2(base: *mut u64, size: *mut usize, address: u64) -> u32 {
     begin!("cuMemGetAddressRange_v2");
     let world = world();
     let Some((at, range)) = world.ranges.range(..=address).next_back() else { return INVALID_VALUE };
@@ -405,7 +428,7 @@ extern "C" fn cuMemGetAddressRange_v2(base: *mut u64, size: *mut usize, address:
 /// The 64 bytes of a legacy handle: the process and number of a descriptor, and its size.
 #[derive(Clone, Copy)]
 #[repr(C)]
-struct Legacy {
+pub(crate) struct Legacy {
     pid: u32,
     fd: c_int,
     size: u64,
@@ -414,7 +437,7 @@ struct Legacy {
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn cuIpcGetMemHandle(handle: *mut Legacy, address: u64) -> u32 {
+pub(crate) extern "C" fn cuIpcGetMemHandle(handle: *mut Legacy, address: u64) -> u32 {
     begin!("cuIpcGetMemHandle");
     let world = world();
     let Some(block) = world.ranges.get(&address).and_then(|range| range.block.as_ref()) else {

@@ -47,12 +47,14 @@ macro_rules! begin {
 }
 
 mod cuda;
+mod echo;
 mod fake;
 mod holders;
 mod links;
 mod managed;
 mod memory;
 mod nvml;
+mod programs;
 mod script;
 mod transfers;
 

@@ -20,7 +20,7 @@ const IN_HOST: u32 = 2;
 const ON_DEVICE: u32 = 1;
 
 #[unsafe(no_mangle)]
-extern "C" fn cuMemAllocManaged(address: *mut u64, size: usize, flags: c_uint) -> u32 {
+pub(crate) extern "C" fn cuMemAllocManaged(address: *mut u64, size: usize, flags: c_uint) -> u32 {
     begin!("cuMemAllocManaged");
     if current().is_none() {
         return INVALID_CONTEXT;

@@ -3,7 +3,7 @@
 
 use std::{
     cell::RefCell,
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     ffi::{CString, c_int, c_void},
     fs::File,
     os::fd::{AsRawFd, FromRawFd, OwnedFd},
@@ -41,10 +41,20 @@ pub(crate) struct World {
     pub(crate) registered: HashMap<usize, usize>,
     /// For each device: how often its context is retained, and the context's memory.
     pub(crate) contexts: HashMap<usize, (usize, Piece)>,
+    /// Contexts that are not primary, by their handles.
+    pub(crate) own_contexts: BTreeSet<usize>,
+    /// Streams that the default stream waits for.
+    pub(crate) blocking: BTreeSet<usize>,
+    /// Streams that are being captured.
+    pub(crate) capturing: BTreeSet<usize>,
+    /// How many more releases a handle needs.
+    pub(crate) retained: HashMap<u64, u64>,
+    /// The handle of each mapping, by its address.
+    pub(crate) mapped: BTreeMap<u64, u64>,
 }
 
 thread_local! {
-    /// Devices whose contexts are current in this thread, the latest last.
+    /// The handles less one of the contexts that are current in this thread, the latest last.
     pub(crate) static CURRENT: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
 }
 

@@ -104,6 +104,20 @@ extern "C" fn nvmlDeviceGetMemoryInfo_v2(device: usize, memory: *mut Memory) -> 
 }
 
 #[repr(C)]
+struct MemoryV1 {
+    total: c_ulonglong,
+    free: c_ulonglong,
+    used: c_ulonglong,
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn nvmlDeviceGetMemoryInfo(device: usize, memory: *mut MemoryV1) -> u32 {
+    let total = script().bytes("memory_mib", 1024) as u64;
+    let used = holders::used(device_of(device)) as u64;
+    put(memory, MemoryV1 { total, free: total.saturating_sub(used), used })
+}
+
+#[repr(C)]
 struct Process {
     pid: c_uint,
     used: c_ulonglong,

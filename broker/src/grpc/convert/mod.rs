@@ -5,4 +5,5 @@ pub(super) mod page;
 pub(super) mod prefetch;
 pub(super) mod request;
 pub(super) mod tenant;
+pub(super) mod turns;
 pub(super) mod view;

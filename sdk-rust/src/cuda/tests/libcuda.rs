@@ -175,6 +175,11 @@ pub unsafe extern "C" fn cuCtxPopCurrent_v2(context: *mut usize) -> u32 {
 }
 
 #[unsafe(no_mangle)]
+pub extern "C" fn cuCtxSynchronize() -> u32 {
+    within("cuCtxSynchronize", String::new())
+}
+
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemAddressReserve(at: *mut u64, size: usize, _: usize, _: u64, _: u64) -> u32 {
     // SAFETY: a C function, which finds room of its own; the result goes where the caller said, as the driver does.
     unsafe { *at = mmap(ptr::null_mut(), size, 0, PRIVATE_ANONYMOUS, -1, 0) as u64 };
@@ -278,6 +283,13 @@ pub unsafe extern "C" fn cuMemcpyDtoHAsync_v2(to: *mut u8, from: u64, size: usiz
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemHostRegister_v2(_start: *mut c_void, size: usize, flags: u32) -> u32 {
     within("cuMemHostRegister_v2", format!("size {size} flags {flags}"))
+}
+/// The device's address of registered memory, unlike that of the CPU.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemHostGetDevicePointer_v2(address: *mut u64, start: *mut c_void, flags: u32) -> u32 {
+    // SAFETY: the caller hands over a place for the result, as it does to the driver.
+    unsafe { *address = start.addr() as u64 + 0x1000_0000 };
+    within("cuMemHostGetDevicePointer_v2", format!("flags {flags}"))
 }
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemHostUnregister(_start: *mut c_void) -> u32 {

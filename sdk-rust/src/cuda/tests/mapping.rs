@@ -9,7 +9,7 @@ use super::FakeDriver;
 use crate::{
     channel::fake::{PART, arrived, memory, part, part_ref, soon},
     cuda::Gpus,
-    mapping::{Mode, Report, Table},
+    mapping::{Label, Mode, Report, Table},
     pins::Words,
     session::pressure::Pressures,
 };
@@ -137,7 +137,7 @@ fn each_run_of_neighbours_is_granted_and_unmapped_alone() {
 fn part_without_access_is_unmapped_and_reported() {
     let fake = FakeDriver::load();
     let table = table(&fake);
-    table.claim(ID).unwrap();
+    table.claim(ID, Label::default()).unwrap();
     fake.fail("cuMemSetAccess", 2);
     let answer = map(&table, (0..2).map(|index| vmm(index, 2, Access::ReadWrite)).collect(), fds(2));
     assert_eq!((answer.mapped.len(), answer.unmapped.len()), (0, 2));

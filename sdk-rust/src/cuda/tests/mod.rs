@@ -3,6 +3,7 @@
 mod fake;
 mod loading;
 mod mapping;
+mod registering;
 mod streams;
 
 use fake::FakeDriver;

@@ -23,7 +23,7 @@ use crate::{
         info::{AllocationInfo, AllocationKind, AllocationState, Lifetime, Tier},
         staging::StagingBuffer,
     },
-    mapping::{Base, Space, Until, Window},
+    mapping::{Base, Label, Space, Until, Window},
     pins::{Anchor, Layout, View},
     process::fork::ProcessBound,
     rpc::request_id::RequestId,
@@ -66,7 +66,7 @@ impl Handle {
         release_kind: ReleaseKind,
     ) -> Result<Self> {
         let make = || {
-            session.table().claim(info.id)?;
+            session.table().claim(info.id, Label::of(&info))?;
             Ok(ProcessBound::new(Anchor::new(session, info.id)))
         };
         let (anchor, is_shared) = session.anchors().join_or_make(info.id, make)?;
@@ -158,8 +158,10 @@ impl Handle {
     pub(crate) async fn seal(&mut self, style: CallStyle) -> Result<()> {
         check_process(&self.session)?;
         let deadline = self.session.deadline();
+        let session = self.session.clone();
+        let _bringing = session.table().begin_bringing()?;
         self.wait_alone(style, deadline).await?;
-        let table = self.session.table();
+        let table = session.table();
         let held = table.has_handle_pins(self.info.id);
         // Without a handle pin the parts come back with the next pin. A daemon without pins sends them anyway: then
         // wait for them, and give them up again.
@@ -506,7 +508,7 @@ impl Handle {
         from: &[u8],
     ) -> Result<()> {
         let mut at = self.check_range(offset_bytes, from.len())?;
-        self.lend_view(View::Exclusive)?;
+        self.use_view(View::Exclusive)?;
         for chunk in from.chunks(style.copy_chunk()) {
             style.check_interrupt()?;
             let bytes = at as u64..(at + chunk.len()) as u64;
@@ -526,7 +528,7 @@ impl Handle {
         to: &mut [u8],
     ) -> Result<()> {
         let mut at = self.check_range(offset_bytes, to.len())?;
-        self.lend_view(View::Shared)?;
+        self.use_view(View::Shared)?;
         for chunk in to.chunks_mut(style.copy_chunk()) {
             style.check_interrupt()?;
             let bytes = at as u64..(at + chunk.len()) as u64;
@@ -546,6 +548,7 @@ impl Handle {
         copy: impl FnOnce(&Window) -> Result<(), String>,
     ) -> Result<()> {
         let (id, table) = (self.info.id, self.session.table());
+        table.check_here()?;
         if table.has_handle_pins(id) {
             return table.copy_pinned(id, self.info.parts.len(), access, copy);
         }
@@ -577,6 +580,8 @@ impl Handle {
     pub(crate) fn as_slice(&self) -> Result<&[u8]> {
         let (address, len) = self.place(None)?;
         self.lend_view(View::Shared)?;
+        // `detach_all` sees the slice, or this call sees that it has begun.
+        self.session.table().check_here()?;
         // SAFETY: needed to read shared memory. `place` has checked that it is mapped whole and at least `len` long.
         // Unsealed memory belongs to this handle and its guards, none of which has a slice to write it (`lend_view`).
         // A client that keeps to the protocol never writes sealed memory again. Fixed memory, which other sessions
@@ -587,6 +592,8 @@ impl Handle {
     pub(crate) fn as_mut_slice(&mut self) -> Result<&mut [u8]> {
         let (address, len) = self.place(Some(Access::ReadWrite))?;
         self.lend_view(View::Exclusive)?;
+        // `detach_all` sees the slice, or this call sees that it has begun.
+        self.session.table().check_here()?;
         // SAFETY: needed to write shared memory. `place` has checked that it is mapped whole, writably and at least
         // `len` long; the handle is borrowed mutably, no guard of it has a slice (`lend_view`), and no other session
         // is given a mapping until it is sealed.
@@ -599,6 +606,7 @@ impl Handle {
         let allocation = || self.info.id.to_string();
         let not_mapped = || Error::NotMapped { allocation: allocation() };
         let table = self.session.table();
+        table.check_here()?;
         if !self.is_pinned || !table.has_handle_pins(self.info.id) {
             return Err(Error::NotPinned { allocation: allocation() });
         }

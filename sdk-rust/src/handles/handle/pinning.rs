@@ -196,15 +196,19 @@ impl Handle {
         }
     }
 
-    /// Records that the handle lends a slice, unless a guard's slice forbids it.
+    /// Records that the handle lends a slice to the program, unless a guard's slice forbids it.
     pub(super) fn lend_view(&self, view: View) -> Result<()> {
-        let allocation = || self.info.id.to_string();
-        let pins = || self.anchor.other_count() as u64;
-        self.anchor.views().add_handle_view(view).map_err(|ViewConflict| Error::Pinned {
-            allocation: allocation(),
-            pins: pins(),
-            said: Sentence::default(),
-        })
+        self.anchor.views().lend_handle_view(view).map_err(|conflict| self.view_conflict(conflict))
+    }
+
+    /// Records that a call reads or writes the bytes, unless a guard's slice forbids it.
+    pub(super) fn use_view(&self, view: View) -> Result<()> {
+        self.anchor.views().add_handle_view(view).map_err(|conflict| self.view_conflict(conflict))
+    }
+
+    fn view_conflict(&self, ViewConflict: ViewConflict) -> Error {
+        let (allocation, pins) = (self.info.id.to_string(), self.anchor.other_count() as u64);
+        Error::Pinned { allocation, pins, said: Sentence::default() }
     }
 }
 

@@ -72,7 +72,7 @@ fn pin_returns_map_failure_and_the_next_pin_succeeds() {
 fn parts_of_an_abandoned_allocation_lose_their_handle_pin() {
     let daemon = start();
     let target = part_ref(ID, 0);
-    let expected = daemon.session.table().expect_arrivals();
+    let expected = daemon.session.table().expect_arrivals().unwrap();
     send_parts(&daemon, ID, 0..1, 1, 4);
     assert_eq!(daemon.next(), mapped(target));
     assert_eq!(state(&daemon, target), State::Resident { pins: 1 });

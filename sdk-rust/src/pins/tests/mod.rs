@@ -25,7 +25,7 @@ use crate::{
         handle::Handle,
         info::{AllocationInfo, AllocationState, PartInfo, Tier},
     },
-    mapping::{PinStart, PinTarget, Until},
+    mapping::{Caller, PinStart, PinTarget, Until},
     pins::{Pinnable, pin_set},
     session::{
         ReleaseKind,
@@ -55,7 +55,7 @@ pub(super) fn info(id: u64, parts: u32) -> AllocationInfo {
 
 /// Allocates; the parts have arrived, each filled with `fill`.
 pub(super) fn allocate(daemon: &Pinning, id: u64, parts: u32, fill: u8) -> Allocation {
-    let expected = daemon.session.table().expect_arrivals();
+    let expected = daemon.session.table().expect_arrivals().unwrap();
     send_parts(daemon, id, 0..parts, parts, fill);
     let report = Sent::Mapped(Mapped { parts: (0..parts).map(|index| part_ref(id, index)).collect() });
     assert_eq!(daemon.next(), Some(report));

@@ -54,7 +54,9 @@ fn pin_on_an_ended_channel_returns_the_reason_of_its_end() {
     // As a pin does once it has the lock.
     let id = AllocationId::from_raw(ID);
     let wanted = PinTarget { id, index: 0, slot: None, access: Access::Read };
-    let PinStart::Call { call, frame } = session.table().begin_pin(&[wanted], soon()).unwrap() else {
+    let PinStart::Call { call, frame } =
+        session.table().begin_pin(&[wanted], soon(), Caller::Program).unwrap()
+    else {
         panic!("it is not here")
     };
     channel.send_pin(frame).unwrap();

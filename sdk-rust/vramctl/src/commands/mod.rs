@@ -16,12 +16,14 @@ mod node;
 mod prefetch;
 mod quota;
 mod replay;
+mod run;
 mod session;
 mod settings;
 mod status;
 mod tenant;
 mod top;
 mod trace;
+mod turn;
 mod wait;
 mod watch;
 
@@ -60,6 +62,9 @@ pub(crate) enum Command {
     /// Show the parts that clients asked for ahead of their use, and cancel requests.
     #[command(subcommand)]
     Prefetch(prefetch::Verb),
+    /// Show working sets and whose turn it is, and ask a program to yield.
+    #[command(subcommand)]
+    Turn(turn::Verb),
     /// Show the parts that move between tiers.
     #[command(subcommand)]
     Move(moves::Verb),
@@ -88,6 +93,8 @@ pub(crate) enum Command {
     Replay(replay::Replay),
     /// Print events as they happen, until interrupted or until the daemon ends.
     Watch(watch::Watch),
+    /// Run a program for CUDA with memory of the daemon, without changing the program.
+    Run(run::Run),
     /// Put a file into a named allocation and seal it. It stays until it is freed or the daemon ends.
     Put(file::put::Put),
     /// Map a sealed allocation, hash the mapped bytes and compare digests.
@@ -122,6 +129,7 @@ impl Command {
             Self::Ls(list) => alloc::run(alloc::Verb::List(list), &admin()?, output),
             Self::Wait(verb) => wait::run(verb, &admin()?, output),
             Self::Prefetch(verb) => prefetch::run(verb, &admin()?, output),
+            Self::Turn(verb) => turn::run(verb, &admin()?, output),
             Self::Move(verb) => moves::run(&verb, &admin()?, output),
             Self::Link(verb) => link::run(&verb, &admin()?, output),
             Self::Device(verb) => device::run(verb, &admin()?, output),
@@ -134,6 +142,7 @@ impl Command {
             Self::Completions(shell) => completions::run(&shell, output),
             Self::Estimate(estimate) => estimate::run(&estimate, client(socket_dir), output),
             Self::Mine(mine) => mine::run(mine, client(socket_dir), output),
+            Self::Run(run) => run::run(&run, socket_dir, client(socket_dir)),
             Self::Put(put) => file::put::run(&put, client(socket_dir), output),
             Self::Verify(verify) => file::verify::run(&verify, client(socket_dir), output),
         }

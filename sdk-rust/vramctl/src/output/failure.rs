@@ -37,6 +37,11 @@ pub(crate) enum Failure {
     Terminal {
         problem: String,
     },
+    /// A program could not be run, with the exit status that says so.
+    Run {
+        status: u8,
+        problem: String,
+    },
     /// A dry run found differences, which are printed already.
     Differs,
     Output(io::Error),
@@ -87,6 +92,7 @@ impl Failure {
             | Self::Readings { .. }
             | Self::Terminal { .. } => 2,
             Self::Differs => 4,
+            Self::Run { status, .. } => *status,
         })
     }
 
@@ -114,6 +120,7 @@ impl Failure {
             Self::Readings { .. } => "READINGS_INVALID".to_owned(),
             Self::Content { .. } => "CONTENT_DIFFERS".to_owned(),
             Self::Terminal { .. } => "TERMINAL_UNUSABLE".to_owned(),
+            Self::Run { .. } => "PROGRAM_NOT_RUN".to_owned(),
             Self::Differs => "DIFFERS".to_owned(),
             Self::Output(_) => "OUTPUT_FAILED".to_owned(),
         }
@@ -128,6 +135,7 @@ impl Failure {
             | Self::Readings { .. }
             | Self::Content { .. }
             | Self::Terminal { .. }
+            | Self::Run { .. }
             | Self::Differs
             | Self::Output(_) => "LOCAL",
         }
@@ -152,7 +160,7 @@ impl fmt::Display for Failure {
             Self::Trace { path, problem } => write!(f, "cannot play {path}: {problem}"),
             Self::Readings { path, problem } => write!(f, "cannot judge {path}: {problem}"),
             Self::Content { path, problem } => write!(f, "it is not what {path} has: {problem}"),
-            Self::Terminal { problem } => f.write_str(problem),
+            Self::Terminal { problem } | Self::Run { problem, .. } => f.write_str(problem),
             Self::Differs => f.write_str("the file differs from what is in force"),
             Self::Output(error) => write!(f, "cannot write to standard output: {error}"),
         }

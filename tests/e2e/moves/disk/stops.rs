@@ -7,7 +7,8 @@ use std::{
 
 use vramd_proto::v1::{AllocationSpec, MovePartsResponse, MoveState, Tier};
 use vramd_tests::{
-    Daemon, Home, MIB, Pending, RawSession, SyscallFilter, config::Effect, session::spec, wait::until,
+    Daemon, Home, MIB, Pending, RawSession, SyscallFilter, config::Effect, proc::is_in_call, session::spec,
+    wait::until,
 };
 
 use crate::moves::{disk::tier::files, operators::list::listed, start_move, tiers, unmap_revoked};
@@ -57,6 +58,7 @@ fn a_stop_waits_for_a_hanging_disk_only_for_its_time_limit() {
     config().disk_engine("threads").write(home.path());
     let daemon = Daemon::start_in(home);
     let (_session, evicting) = leaving(&daemon, |there| there == 0);
+    until("its write hangs", || is_in_call(daemon.pid(), libc::SYS_pwritev2));
     let asked = Instant::now();
     let (status, home) = daemon.stop();
     let took = asked.elapsed();

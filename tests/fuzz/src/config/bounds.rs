@@ -3,7 +3,7 @@
 
 use std::{path::Path, time::Duration};
 
-use broker_core::PressureBounds;
+use broker_core::{PressureBounds, TurnLimits};
 use broker_driver::sim::{Effect, Operation};
 use vramd::{
     config::{self, Config, DeviceChoice, Limits, SimDevices, Telemetry},
@@ -27,8 +27,10 @@ pub(super) fn check(config: &Config) {
         pressure,
         shares,
         files,
+        turns,
         daemon: _,
     } = config;
+    of_turns(&turns.limits());
     assert!(files.immutable_paths.iter().all(|path| path.is_absolute()), "{files:?}");
     assert!(files.are_loaded() || files.immutable_paths.is_empty(), "{files:?}");
     of_pressure(&pressure.bounds());
@@ -168,6 +170,12 @@ fn counts_and_times(limits: &Limits) {
         request_timeout,
     ];
     assert!(times.iter().all(|time| **time > Duration::ZERO), "{limits:?}");
+}
+
+fn of_turns(turns: &TurnLimits) {
+    assert!(turns.min_quantum > Duration::ZERO && turns.min_quantum <= turns.quantum, "{turns:?}");
+    assert!(turns.overdue_after > Duration::ZERO, "{turns:?}");
+    assert!(turns.end_after.is_zero() || turns.end_after >= turns.overdue_after, "{turns:?}");
 }
 
 /// Checks that few descriptors bound what needs them, whatever the operator sets, and never down to nothing.

@@ -49,6 +49,14 @@ steps! {
         Left,
     }
 
+    /// Steps of turns.
+    TurnStep = "turn", 13 {
+        /// It was granted after it had waited for another one.
+        HandedOver,
+        /// Its client was asked to yield.
+        Asked,
+    }
+
     /// Steps of parts that are accessed in place.
     InPlaceStep = "place", 6 {
         /// A client mapped it in host memory.

@@ -17,6 +17,7 @@ mod prefetch;
 mod pressure;
 mod requests;
 mod sessions;
+mod turns;
 
 use broker_core::{
     Advice, Adviser, Broker, Cause, Command, Config, DaemonFrame, Event, Limits, Notice, Refusal, Reply,
@@ -260,6 +261,10 @@ impl Oracle {
                 DaemonFrame::Sequence { number, state } => {
                     self.check_sequence_frame(*channel, *number, state);
                 }
+                DaemonFrame::WorkingSet { number, refusal } => {
+                    self.check_set_answer(*channel, *number, refusal.as_ref());
+                }
+                DaemonFrame::Turn { turn, state } => self.check_turn_frame(*channel, *turn, state),
                 DaemonFrame::Refused(_) | DaemonFrame::Drain { .. } => {}
             },
             Command::CloseChannel { channel } => _ = self.facts.open_channels.remove(channel),
@@ -419,6 +424,9 @@ impl Oracle {
                 self.record_placement(*part, sum, *in_place);
             }
             Command::Notice(Notice::ReadInPlaceEnded { part }) => self.record_read_in_place_end(*part),
+            Command::Notice(Notice::TurnAdmitted { session, turn, .. }) => {
+                self.record_admitted_turn(*session, *turn);
+            }
             Command::Notice(Notice::WaitEnded { .. }) => self.record_ended_wait(),
             Command::Notice(Notice::RoomMade { tenant }) => self.record_room_made(tenant.as_deref()),
             Command::Notice(Notice::InvariantBroken { invariant, detail }) => {
@@ -474,6 +482,7 @@ impl Oracle {
         self.check_effort(&line, broker);
         self.check_prefetches(broker);
         self.check_sequences(broker);
+        self.check_working_sets(broker);
         self.check_speculation(&line, broker);
         self.check_read_in_place();
         self.record_advised_leavable(broker);

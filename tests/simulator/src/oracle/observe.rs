@@ -203,6 +203,12 @@ impl Oracle {
             ClientFrame::Sequence { number, spec } => self.record_sequence(id, *number, spec),
             ClientFrame::SequenceStepBegun { number, step } => self.record_sequence_step(id, *number, *step),
             ClientFrame::SequenceEnded { number } => self.record_sequence_end(id, *number),
+            ClientFrame::WorkingSet { number, spec } => self.record_working_set(id, *number, spec),
+            ClientFrame::WorkingSetEnded { number } => self.record_working_set_end(id, *number),
+            ClientFrame::TurnRequested { turn, set, wait } => {
+                self.record_turn_request(id, *turn, *set, *wait)
+            }
+            ClientFrame::TurnYielded { turn } => self.record_turn_yield(id, *turn),
         };
         self.step.offender = (!fits).then_some(id);
     }

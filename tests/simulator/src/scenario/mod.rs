@@ -20,6 +20,7 @@ mod script;
 mod sequences;
 mod strolls;
 mod turns;
+mod working_sets;
 mod write_backs;
 
 pub use advice::{Advising, Overruling, Retaining};
@@ -43,6 +44,8 @@ pub use script::Script;
 pub use sequences::Sequencing;
 pub(crate) use strolls::STROLLERS;
 pub use strolls::Strolls;
+pub(crate) use working_sets::TURNERS;
+pub use working_sets::WorkingSets;
 pub use write_backs::WriteBacks;
 
 use std::collections::BTreeSet;
@@ -137,6 +140,8 @@ pub struct Scenario {
     pub prefetching: Option<Prefetching>,
     /// Orders that clients declare, if they do.
     pub sequencing: Option<Sequencing>,
+    /// Turns of working sets, if any.
+    pub working_sets: Option<WorkingSets>,
     /// Orders of pins that the daemon can learn, if any.
     pub strolls: Option<Strolls>,
     /// Unequal tenants, if any.
@@ -218,6 +223,11 @@ impl Scenario {
         let overruling = Overruling::draw(&mut config, &mut stored, plan.seed);
         let is_contended = classes.is_some_and(|classes| classes.is_contended);
         let prefetching = Prefetching::draw(&mut config, plan.seed, is_contended);
+        let has_others = crowds.is_some() || lanes.is_some();
+        let working_sets = WorkingSets::draw(&mut config, plan.seed).filter(|_| !has_others);
+        if let Some(working_sets) = working_sets {
+            working_sets.apply_to(&mut config, &mut seats);
+        }
         Self {
             config,
             stored,
@@ -243,6 +253,7 @@ impl Scenario {
             policies,
             prefetching,
             sequencing: Sequencing::draw(plan.seed),
+            working_sets,
             strolls,
             classes,
         }

@@ -45,9 +45,10 @@ impl World {
         }
         self.acts.push(number);
         let Some(pid) = self.seats[seat] else { return self.spawn(seat) };
-        if !self.stroll_some(seat, pid, number) {
+        if !self.stroll_some(seat, pid, number) && !self.work_in_turns(seat, pid, number) {
             self.prefetch_some(pid, number);
             self.sequence_some(pid, number);
+            self.take_turns(pid, number);
             self.act_as(pid, &mut dice);
         }
     }

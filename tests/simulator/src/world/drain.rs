@@ -25,6 +25,7 @@ impl World {
         for pid in stopped {
             self.resume(pid);
             self.unpin_all(pid);
+            self.yield_any(pid);
         }
         self.run_until_quiet()?;
         if self.release_holds()? {

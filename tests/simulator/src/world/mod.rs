@@ -28,6 +28,7 @@ mod sequence;
 mod stroll;
 mod words;
 mod worker;
+mod working_sets;
 mod write_back;
 
 use std::{
@@ -39,7 +40,7 @@ use broker_core::{Broker, CallId, ChannelId, Command, Event, Notice, StoredQuota
 use vramd_types::{AllocationId, Bytes};
 
 use crate::{
-    coverage::{Coverage, LevelStep, LineStep, SettingStep},
+    coverage::{Coverage, LevelStep, LineStep, SettingStep, TurnStep},
     dice::Dice,
     failure::Failure,
     oracle::Oracle,
@@ -319,6 +320,9 @@ impl World {
             Command::ForgetWord { channel, slot } => self.forget_word(channel, slot),
             Command::Notice(Notice::Moved { part, tier: Tier::Disk, copied: false, .. }) => {
                 self.record_left_for_file(part.allocation);
+            }
+            Command::Notice(Notice::TurnGranted { since, admitted, .. }) if since != admitted => {
+                self.coverage.count_step(TurnStep::HandedOver);
             }
             Command::Notice(Notice::PressureChanged { from, to, .. }) => {
                 self.coverage.count_step(LevelStep { from, to });

@@ -46,6 +46,7 @@ impl World {
         self.cancel_some_prefetch();
         self.change_some_tenant();
         self.overrule_some();
+        self.ask_some_owner();
         if let Some(lanes) = self.scenario.lanes {
             let dice = Dice::new(self.plan.seed, u64::MAX / 4 + self.operator_acts);
             match lanes.is_crowded {

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use broker_core::{ChannelId, ClientRequest, DaemonFrame, PartRef, Peer, RequestKey, Slot, Time};
 use vramd_types::{AllocationId, ExtentId, SessionId};
 
-use super::{sequence::Walk, stroll::Stroll, words::Words};
+use super::{sequence::Walk, stroll::Stroll, words::Words, working_sets::OwnSet};
 
 #[derive(Debug)]
 pub(super) struct Process {
@@ -32,6 +32,7 @@ pub(super) struct Process {
     pub(super) last_sequence: u64,
     pub(super) walk: Option<Walk>,
     pub(super) stroll: Option<Stroll>,
+    pub(super) own_set: OwnSet,
     /// Without pins: the extent in which it mapped each part last.
     pub(super) mapped_in: BTreeMap<PartRef, ExtentId>,
 }
@@ -69,6 +70,7 @@ impl Process {
             last_sequence: 0,
             walk: None,
             stroll: None,
+            own_set: OwnSet::default(),
             mapped_in: BTreeMap::new(),
         }
     }
@@ -109,6 +111,7 @@ impl Process {
         self.last_prefetch = 0;
         self.last_sequence = 0;
         (self.walk, self.stroll) = (None, None);
+        self.own_set = OwnSet::default();
     }
 }
 

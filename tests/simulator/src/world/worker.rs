@@ -50,6 +50,8 @@ impl World {
             | DaemonFrame::Pressure(_)
             | DaemonFrame::Prefetch { .. } => {}
             DaemonFrame::Sequence { number, state } => self.hear_of_sequence(pid, number, &state),
+            DaemonFrame::WorkingSet { number, refusal } => self.hear_of_set(pid, number, refusal.is_some()),
+            DaemonFrame::Turn { turn, state } => self.hear_of_turn(pid, turn, &state),
         }
         self.wake_worker(id);
     }

@@ -3,8 +3,10 @@
 //! `open`, `reserve SIZE …`, `receive`, `map`, `acknowledge`, `write ID SEED`, `seal ID`, `attach NAME`, … each do
 //! one step of the protocol and then wait, so that a test can kill or stop the process between any two.
 
+mod away;
 mod fork;
 mod sdk;
+mod set;
 mod small;
 mod turns;
 

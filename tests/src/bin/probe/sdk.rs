@@ -13,7 +13,7 @@ use vramd_client::{
     PrefetchRequest, Sealed,
 };
 
-use crate::{fork, small, turns::Turner};
+use crate::{away::Traveller, fork, set::SetUser, small, turns::Turner};
 
 /// The process's objects of the SDK, the latest of each.
 #[derive(Default)]
@@ -25,6 +25,8 @@ pub(crate) struct Sdk {
     guards: Vec<Pinned>,
     requests: Vec<Prefetch>,
     turner: Option<Turner>,
+    set: Option<SetUser>,
+    traveller: Option<Traveller>,
     client: Option<Client>,
 }
 
@@ -121,6 +123,24 @@ impl Sdk {
                 let (parts, size) = (words[0].parse()?, words[1].parse()?);
                 let (span, seed) = (Duration::from_millis(words[2].parse()?), words[3].parse()?);
                 self.turner.insert(Turner::new(client, parts, size, seed)?).turn(span)?
+            }
+            // A working set of so many parts of 2 MiB, with a seed and a name.
+            "set" => {
+                let set = SetUser::new(client, words[0].parse()?, words[1].parse()?, words[2])?;
+                self.set = Some(set);
+                json!({})
+            }
+            "acquire" | "use" | "turn-state" | "yield" => {
+                let set = self.set.as_mut().context("there is no working set")?;
+                match *command {
+                    "acquire" => set.acquire().map_or_else(|error| refused(&error), |()| json!({})),
+                    "use" => set.use_all()?,
+                    "turn-state" => json!({ "state": set.state()? }),
+                    _ => {
+                        set.yield_turn();
+                        json!({})
+                    }
+                }
             }
             // Compares all of it, and drops it.
             "turned-over" => self.turner.take().context("nothing was turned over")?.compare()?,
@@ -253,6 +273,20 @@ impl Sdk {
                 *self = Self { open, sealed, client, ..Self::default() };
                 answer
             }
+            // Memory of every kind that a session may have, with the sealed allocation of this name.
+            "travel" => {
+                self.traveller = Some(Traveller::new(client, words[0])?);
+                json!({})
+            }
+            "compare" => self.traveller.as_ref().context("nothing travels")?.compare()?,
+            "detach-all" => client.detach_all().map_or_else(|error| refused(&error), |()| json!({})),
+            "attach-all" => client.attach_all().map_or_else(|error| refused(&error), |()| json!({})),
+            "is-away" => json!({ "away": client.is_away() }),
+            "hold" | "release" | "slice" | "end-slice" | "unhold-all" => {
+                self.traveller.as_mut().context("nothing travels")?.step(command)?
+            }
+            "try-all" => self.traveller.as_mut().context("nothing travels")?.try_all(client),
+            "fork-away" => self.traveller.as_mut().context("nothing travels")?.fork(client)?,
             "small-strict" => small::strict(client, words[0].parse()?)?,
             "small-fork" => small::forked(client)?,
             "limit-fds" => {
@@ -282,7 +316,7 @@ fn request(words: &[&str]) -> Result<AllocationRequest> {
     Ok(request)
 }
 
-fn refused(error: &Error) -> Value {
+pub(crate) fn refused(error: &Error) -> Value {
     json!({ "refused": {
         "code": error.code().map(|code| code as i32),
         "reason": error.reason().map(|reason| reason.name()),

@@ -9,7 +9,7 @@ use vramd_types::{DeviceIndex, GRANULARITY, SessionId, name};
 use crate::{
     broker::Broker,
     error::Refusal,
-    event::{AllocationSpec, Kind, Lifetime},
+    event::{AllocationSpec, Kind, Lifetime, Peer},
     handler::allocation::attach::{FIXED_STAYS, NEVER_PINNED},
     limits::{PART_SIZE_MAX, PARTS_PER_ALLOCATION_MAX},
     line::{AllocationPlan, parts_of},
@@ -88,6 +88,17 @@ impl Broker {
             }
             Kind::Fixed => Ok(()),
         }
+    }
+
+    /// The UUID of the device that an allocation of the calling process's session would lie on.
+    pub fn device_for(
+        &self,
+        session: SessionId,
+        peer: Peer,
+        requested: Option<&str>,
+    ) -> Result<String, Refusal> {
+        self.authenticate(session, peer)?;
+        Ok(self.uuid(self.choose_device(session, requested)?).to_owned())
     }
 
     /// The requested device, if the session sees it, or the first one that it sees.

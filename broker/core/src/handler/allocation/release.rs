@@ -219,6 +219,10 @@ impl Broker {
         self.allocations.release_name(id);
         planted!(self, NameNotFreed => self.allocations.restore_name(id));
         self.advance_allocation(id, AllocationEvent::Freed);
+        // A working set may be smaller now.
+        if !self.turns.is_empty() {
+            self.follow_ups.push(Fact::TurnsDue);
+        }
         // An allocation that was never complete is reported as a refused request.
         if state != AllocationState::Creating {
             self.note_allocation(id, |allocation, tenant| Notice::AllocationFreed { allocation, tenant });

@@ -118,6 +118,7 @@ impl Broker {
             }
             Outcome::WaitCancelled => Reply::WaitCancelled,
             Outcome::PrefetchCancelled => Reply::PrefetchCancelled,
+            Outcome::TurnAsked => Reply::TurnAsked,
             Outcome::SettingsChanged => Reply::SettingsChanged(Box::new(self.node.settings)),
             Outcome::Drained => Reply::Drained {
                 draining: self.node.draining,

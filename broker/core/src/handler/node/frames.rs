@@ -31,6 +31,10 @@ impl Broker {
             ClientFrame::PrefetchCancelled { number } => self.on_prefetch_cancelled(id, number),
             ClientFrame::Sequence { number, spec } => self.on_sequence(id, number, spec),
             ClientFrame::SequenceStepBegun { number, step } => self.on_sequence_step(id, number, step),
+            ClientFrame::WorkingSet { number, spec } => self.on_working_set(id, number, spec),
+            ClientFrame::WorkingSetEnded { number } => self.on_working_set_ended(id, number),
+            ClientFrame::TurnRequested { turn, set, wait } => self.on_turn_requested(id, turn, set, wait),
+            ClientFrame::TurnYielded { turn } => self.on_turn_yielded(id, turn),
             ClientFrame::SequenceEnded { number } => self.on_sequence_ended(id, number),
         };
         planted!(self, WrongAnswerAccepted => taken = Ok(()));

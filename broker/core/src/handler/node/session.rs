@@ -193,6 +193,7 @@ impl Broker {
         if let Some(session) = self.sessions.get_mut(id) {
             session.channel_open = false;
         }
+        self.end_turns_of(id);
         self.end_pins_of(id);
         self.end_sequences_of(id);
         self.end_prefetches_of(id);
@@ -248,6 +249,7 @@ impl Broker {
     /// Removes a session that certainly maps nothing. Everything that lived with it ends.
     pub(crate) fn remove_session(&mut self, id: SessionId, event: SessionEvent) {
         self.advance_session(id, event, None);
+        self.end_turns_of(id);
         self.end_pins_of(id);
         self.end_sequences_of(id);
         self.end_prefetches_of(id);

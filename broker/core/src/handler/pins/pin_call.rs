@@ -32,7 +32,7 @@ use crate::{
     line::Waiter,
     residency::{AllocationState, MapState},
     shell::Timer,
-    tenancy::PinId,
+    tenancy::{OWN_CALLS, PinId},
     time::Time,
 };
 
@@ -63,6 +63,9 @@ impl Broker {
         let Some(words) = session.and_then(|session| session.words.as_mut()) else {
             return Err("a pin in a session without pins".to_owned());
         };
+        if call >= OWN_CALLS {
+            return Err(format!("pin call {call}: numbers from {OWN_CALLS} on are the daemon's own"));
+        }
         if let Some(last) = words.last_call.filter(|last| call <= *last) {
             return Err(format!("pin call {call} after {last}"));
         }
@@ -85,20 +88,35 @@ impl Broker {
             words.calls = words.calls.saturating_add(1);
             words.call_parts = words.call_parts.saturating_add(count);
         }
-        for part in sorted.iter().copied() {
-            self.record_prefetched_use(part);
-            self.follow_ups.push(Fact::CallBegan((id, call), part));
-        }
+        self.note_call_began((id, call), &sorted);
+        // These uses count for the forecast.
         self.learn_from_call(id, &sorted);
-        let look = self.shell.now.after(self.config.limits.pin_stall);
         let until = wait.map(|wait| self.shell.now.after(wait));
-        self.pins.insert((id, call), sorted, self.shell.now, (look, until));
-        self.schedule_stall_check((id, call), look);
+        self.insert_call((id, call), sorted, until);
+        Ok(())
+    }
+
+    /// Begins a call of the daemon's own. The parts are in order, each once.
+    pub(crate) fn begin_own_call(&mut self, id: PinId, parts: Vec<PartRef>) {
+        self.note_call_began(id, &parts);
+        self.insert_call(id, parts, None);
+    }
+
+    fn note_call_began(&mut self, id: PinId, parts: &[PartRef]) {
+        for part in parts.iter().copied() {
+            self.record_prefetched_use(part);
+            self.follow_ups.push(Fact::CallBegan(id, part));
+        }
+    }
+
+    fn insert_call(&mut self, id: PinId, parts: Vec<PartRef>, until: Option<Time>) {
+        let look = self.shell.now.after(self.config.limits.pin_stall);
+        self.pins.insert(id, parts, self.shell.now, (look, until));
+        self.schedule_stall_check(id, look);
         planted!(self, PinTimerLost => until = None);
         if let Some(until) = until {
-            self.arm(until, Timer::Pin(id, call));
+            self.arm(until, Timer::Pin(id.0, id.1));
         }
-        Ok(())
     }
 
     /// Ends a call: the client has pinned the set, or gives up. The daemon may have refused the call meanwhile.
@@ -128,6 +146,12 @@ impl Broker {
                 return Err(Refusal::QueueFull { limit: part_limit });
             }
         }
+        self.check_pinnable(id, parts)
+    }
+
+    /// Checks that a session can pin these parts together. The bounds of pin calls do not count here.
+    pub(crate) fn check_pinnable(&self, id: SessionId, parts: &[PartRef]) -> Result<(), Refusal> {
+        let Some(session) = self.sessions.get(id) else { return Err(Refusal::SessionLost { session: id }) };
         if let Some(part) =
             parts.iter().find(|part| self.map_state(id, **part).is_none_or(MapState::is_leaving))
         {
@@ -213,7 +237,7 @@ impl Broker {
 
     /// Notes the end of a wait for a part that was off its device.
     fn note_pin_waited(&mut self, (session, call): PinId, since: Option<Time>, end: WaitEnd) {
-        if let Some(since) = since
+        if let Some(since) = since.filter(|_| call < OWN_CALLS)
             && let Some(tenant) = self.sessions.get(session).map(|session| session.tenant)
         {
             let tenant = self.tenants.shared(tenant);
@@ -222,6 +246,10 @@ impl Broker {
     }
 
     pub(crate) fn answer_pin(&mut self, (id, call): PinId, refusal: Option<Refusal>) {
+        if call >= OWN_CALLS {
+            self.turns.report_answer((id, call), refusal);
+            return self.follow_ups.push(Fact::TurnsDue);
+        }
         let Some(session) = self.sessions.get(id).filter(|session| session.channel_open) else { return };
         let channel = session.channel;
         if let Some(refusal) = refusal.clone() {
@@ -232,9 +260,10 @@ impl Broker {
     }
 
     /// Ends the protection of its parts. `end` says how its wait ends, if it still waits.
-    fn end_pin(&mut self, id: PinId, end: WaitEnd) {
+    pub(crate) fn end_pin(&mut self, id: PinId, end: WaitEnd) {
         let Some(call) = self.pins.remove(id) else { return };
-        if let Some(words) = self.sessions.get_mut(id.0).and_then(|session| session.words.as_mut()) {
+        let session = self.sessions.get_mut(id.0).filter(|_| id.1 < OWN_CALLS);
+        if let Some(words) = session.and_then(|session| session.words.as_mut()) {
             words.calls = words.calls.saturating_sub(1);
             words.call_parts = words.call_parts.saturating_sub(call.parts.len());
         }

@@ -1,4 +1,5 @@
-//! Parts that a session will probably pin soon are brought unasked (`prefetch/learnt.rs`).
+//! Parts that a session will probably pin soon are brought unasked (`prefetch/learnt.rs`), and so are those of the set
+//! whose turn is next (`turns/ahead.rs`).
 //!
 //! That is the lowest class: it takes only free room, and begins nothing while a client waits for room on the device,
 //! while a request is queued or under way there, or while the device would not stay at its normal level with it. A part that
@@ -80,15 +81,16 @@ impl Broker {
         let wanted = usize::try_from(wanted).unwrap_or(usize::MAX);
         for (first, count) in forecast.steps.iter().take(wanted) {
             for index in *first..first.saturating_add(*count) {
-                if !self.bring(session, part_of(index)) {
+                if !self.bring(session, part_of(index), Pressure::Normal) {
                     return;
                 }
             }
         }
     }
 
-    /// Begins to bring a part for a session, unless it is there or comes anyway. Returns whether further parts may follow.
-    fn bring(&mut self, session: SessionId, part: PartRef) -> bool {
+    /// Begins to bring a part for a session, unless it is there or comes anyway, or the device would be above that level
+    /// with it. Returns whether further parts may follow.
+    pub(crate) fn bring(&mut self, session: SessionId, part: PartRef, level_max: Pressure) -> bool {
         if !self.can_prefetch(session, part) {
             return false;
         }
@@ -96,7 +98,9 @@ impl Broker {
         if is_coming || !self.is_off_device(part) || self.stays_in_place(part) {
             return true;
         }
-        let Some(footprint) = self.footprint_of(part).filter(|it| self.may_bring(*it)) else { return false };
+        let Some(footprint) = self.footprint_of(part).filter(|it| self.may_bring(*it, level_max)) else {
+            return false;
+        };
         let Some(tenant) = self.sessions.get(session).map(|session| session.tenant) else { return false };
         if !self.decide_ahead(part) {
             return false;
@@ -111,7 +115,7 @@ impl Broker {
     }
 
     /// Whether the device has free room, and no client or request asks for it.
-    fn may_bring(&self, Footprint { tenant, device, size }: Footprint) -> bool {
+    fn may_bring(&self, Footprint { tenant, device, size }: Footprint, level_max: Pressure) -> bool {
         let place = Place::device(device);
         let has_room = || self.ledger.trial(place).is_some_and(|trial| trial.admittable(tenant) >= size);
         // Nothing leaves a device for this cause.
@@ -120,7 +124,7 @@ impl Broker {
         !self.has_waiters_on(device)
             && self.moves.prefetches.queues.tenants(device).is_empty()
             && self.moves.prefetches.fetches.bytes(device).is_zero()
-            && self.pressure_with(place, size) == Pressure::Normal
+            && self.pressure_with(place, size) <= level_max
             && has_room()
             && coming().saturating_add(size) <= self.config.limits.speculation_bytes_max
     }
@@ -128,6 +132,9 @@ impl Broker {
     /// A part has moved, or has not.
     pub(crate) fn record_speculated_move(&mut self, report: &MoveReport) {
         let part = report.part;
+        if report.cause == Cause::Speculation && self.turns.has_waiting() {
+            self.follow_ups.push(Fact::NextTurnWaits);
+        }
         if !self.moves.prefetches.learnt.is_brought(part) || self.tier_of(part) == Some(Tier::Device) {
             return;
         }

@@ -35,6 +35,7 @@ impl Broker {
             OperatorRequest::AdviseParts { .. } => Method::AdviseParts,
             OperatorRequest::CancelWait { .. } => Method::CancelWait,
             OperatorRequest::CancelPrefetch { .. } => Method::CancelPrefetch,
+            OperatorRequest::YieldTurn { .. } => Method::YieldTurn,
             OperatorRequest::ChangeSettings(_) => Method::ChangeSettings,
             OperatorRequest::Drain { .. } => Method::Drain,
         };
@@ -74,6 +75,7 @@ impl Broker {
             }
             OperatorRequest::CancelWait { wait } => self.cancel_wait(wait),
             OperatorRequest::CancelPrefetch { session, number } => self.cancel_request(session, number),
+            OperatorRequest::YieldTurn { session, set } => self.ask_for_operator(session, &set),
             OperatorRequest::ChangeSettings(change) => self.change_settings(uid, &change),
             OperatorRequest::Drain { draining } => self.drain(draining),
         };

@@ -16,6 +16,7 @@ use crate::{
     moves::{MoveError, Stop},
     pool::{Age, ExtentError, ExtentState},
     tenancy::{Arrival, TenantId},
+    time::Time,
 };
 
 impl Broker {
@@ -268,6 +269,15 @@ impl Broker {
         })
     }
 
+    /// The first need of the line on the device, and since when it waits.
+    pub(crate) fn first_need_on(&self, device: DeviceIndex) -> Option<(Time, Need)> {
+        self.line.iter().filter(|(_, entry)| entry.devices.contains(&device)).find_map(|(position, entry)| {
+            let needs = self.needs(entry.waiter, position.arrived);
+            let need = needs.into_iter().find(|need| need.footprint.device == device)?;
+            Some((entry.since, need))
+        })
+    }
+
     /// `requested` has the bytes of each tenant that is charged.
     pub(crate) fn check_feasible_on(
         &self,
@@ -276,14 +286,24 @@ impl Broker {
         requested: impl Iterator<Item = (TenantId, Bytes)> + Clone,
     ) -> Result<(), Refusal> {
         let Some(balances) = self.ledger.balances(Place::device(device)) else { return Ok(()) };
+        let (place, capacity) = (Place::device(device), balances.surveyed_capacity());
         let sum = requested.clone().map(|(_, bytes)| bytes).fold(Bytes::ZERO, Bytes::saturating_add);
+        if sum > capacity {
+            return Err(self.shortage_refusal(asker, place, Shortage::Room { free: capacity }, sum));
+        }
+        self.check_limits_on(asker, device, requested.clone())?;
+        self.check_capacity_on(asker, device, requested)
+    }
+
+    /// Checks that no tenant requests more than its limit.
+    pub(crate) fn check_limits_on(
+        &self,
+        asker: TenantId,
+        device: DeviceIndex,
+        requested: impl Iterator<Item = (TenantId, Bytes)>,
+    ) -> Result<(), Refusal> {
         let place = Place::device(device);
-        let fits_in = |free: Bytes| match sum <= free {
-            true => Ok(()),
-            false => Err(self.shortage_refusal(asker, place, Shortage::Room { free }, sum)),
-        };
-        fits_in(balances.surveyed_capacity())?;
-        for (tenant, requested) in requested.clone() {
+        for (tenant, requested) in requested {
             let account = self.ledger.account(tenant, place);
             let Some(account) = account.filter(|account| requested > account.limit) else { continue };
             // A tenant sees only its own figures, never those of a tenant whose memory it reads.
@@ -294,6 +314,24 @@ impl Broker {
             let limit = Shortage::Limit { limit: account.limit, charged: account.charged() };
             return Err(self.shortage_refusal(asker, place, limit, requested));
         }
+        Ok(())
+    }
+
+    /// Checks the capacity of the device, and the guarantees of other tenants.
+    pub(crate) fn check_capacity_on(
+        &self,
+        asker: TenantId,
+        device: DeviceIndex,
+        requested: impl Iterator<Item = (TenantId, Bytes)> + Clone,
+    ) -> Result<(), Refusal> {
+        let place = Place::device(device);
+        let Some(balances) = self.ledger.balances(place) else { return Ok(()) };
+        let sum = requested.clone().map(|(_, bytes)| bytes).fold(Bytes::ZERO, Bytes::saturating_add);
+        let fits_in = |free: Bytes| match sum <= free {
+            true => Ok(()),
+            false => Err(self.shortage_refusal(asker, place, Shortage::Room { free }, sum)),
+        };
+        fits_in(balances.surveyed_capacity())?;
         planted!(self, GuaranteeAwaited => return Ok(()));
         fits_in(balances.max_available_to(requested))
     }

@@ -187,6 +187,9 @@ pub(crate) fn readings(api: &Api, ordinal: Ordinal, info: &DeviceInfo) -> Device
             Attribute::CU_DEVICE_ATTRIBUTE_DIRECT_MANAGED_MEM_ACCESS_FROM_HOST,
         ),
         host_register_supported: is(Attribute::CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED),
+        read_only_host_register_supported: is(
+            Attribute::CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED,
+        ),
         host_numa_id: value(Attribute::CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID)
             .and_then(|node| u32::try_from(node).ok()),
         addressing_mode: None,

@@ -12,6 +12,7 @@ use vramd_proto::v1::{
 };
 use vramd_types::PrefetchNumber;
 
+use super::turns;
 use crate::{
     commands::{
         moves::cause_name,
@@ -31,11 +32,11 @@ pub(crate) struct EventReport {
 }
 
 /// An event: its kind and change, its fields for programs, its text for people.
-struct Description {
-    kind: &'static str,
-    change: &'static str,
-    fields: Value,
-    text: String,
+pub(super) struct Description {
+    pub(super) kind: &'static str,
+    pub(super) change: &'static str,
+    pub(super) fields: Value,
+    pub(super) text: String,
 }
 
 impl EventReport {
@@ -86,6 +87,7 @@ fn describe(event: Option<&Event>, sequence: u64) -> Description {
         Some(Event::Pressure(pressure)) => describe_pressure(pressure),
         Some(Event::Settings(changed)) => describe_settings(changed),
         Some(Event::Prefetch(ended)) => describe_prefetch(ended),
+        Some(Event::Turn(turn)) => turns::describe(turn),
         Some(Event::TenantChange(tenant)) => describe_tenant(tenant),
         None => Description {
             kind: "unknown",
@@ -103,7 +105,7 @@ fn describe_session(event: &v1::SessionEvent) -> Description {
         SessionChange::Unspecified => ("unknown", format!("{session}")),
         SessionChange::Opened => ("opened", format!("{session} opened by process {}", event.pid)),
         SessionChange::Silent => ("silent", format!("{session} silent: {detail}")),
-        SessionChange::Killed => ("killed", format!("{session} killed after too long a silence: {detail}")),
+        SessionChange::Killed => ("killed", format!("{session} killed: {detail}")),
         SessionChange::Answered => ("answered", format!("{session} answered, and is live again")),
         SessionChange::Gone => ("gone", format!("{session} gone")),
         SessionChange::MapFailed => {

@@ -1,6 +1,7 @@
 //! `vramctl watch`: prints events as they happen, one line each.
 
 mod event;
+mod turns;
 
 use std::ops::ControlFlow;
 
@@ -38,6 +39,7 @@ enum Kind {
     Settings,
     Prefetch,
     Tenant,
+    Turn,
 }
 
 /// Prints events until `--count` is reached or the reader of standard output has gone. The end of the daemon is a failure.
@@ -89,6 +91,7 @@ impl Kind {
             Self::Settings => v1::EventKind::Settings,
             Self::Prefetch => v1::EventKind::Prefetch,
             Self::Tenant => v1::EventKind::Tenant,
+            Self::Turn => v1::EventKind::Turn,
         }
     }
 }

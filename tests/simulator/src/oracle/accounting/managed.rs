@@ -46,6 +46,11 @@ impl Oracle {
         self.facts.managed.insert(id, ManagedFacts { session, owner, place, bytes });
     }
 
+    /// The managed memory of each tenant in a place.
+    pub(crate) fn managed_by_tenant(&self, place: usize) -> impl Iterator<Item = (Tenant, u64)> {
+        self.facts.managed.values().filter(move |it| it.place == place).map(|it| (it.owner, it.bytes))
+    }
+
     /// Ends a charge: the allocation is gone.
     pub(crate) fn record_managed_end(&mut self, id: AllocationId) {
         let Some(ManagedFacts { owner, place, bytes, .. }) = self.facts.managed.remove(&id) else { return };

@@ -93,6 +93,8 @@ pub(crate) struct AllocationFacts {
     /// It has no handle pin: its owner is sent only what it pins.
     pub(crate) unpinned: bool,
     pub(crate) part_count: usize,
+    /// A session has called for its seal, which takes it from all sessions, also if the call fails later.
+    pub(crate) seal_requested: bool,
     pub(crate) sealed: bool,
     /// Its owner or an operator was told that it is freed.
     pub(crate) freed: bool,

@@ -29,6 +29,7 @@ use super::{
     mappings::LinkFacts,
     prefetch::{PrefetchFacts, SpeculationFacts},
     sessions::silences::Silences,
+    turns::AllTurns,
 };
 use crate::world::Content;
 pub(crate) use memory::{
@@ -215,6 +216,8 @@ pub(crate) struct Facts {
     pub(crate) silences: Silences,
     /// Prefetch requests.
     pub(crate) prefetches: PrefetchFacts,
+    /// Working sets, and turns on them.
+    pub(crate) turns: AllTurns,
     /// At least one pin call is stalled.
     pub(crate) any_stalled: bool,
     /// Number of events so far.

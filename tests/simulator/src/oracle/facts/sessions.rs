@@ -71,6 +71,8 @@ pub(crate) struct PinFacts {
     pub(crate) parts: Vec<PartRef>,
     /// The number of the event.
     pub(crate) arrived: u64,
+    /// Its place among the calls of turns that the event admits. 0 for a client's call.
+    pub(crate) place: usize,
     pub(crate) at: Time,
     pub(crate) answered: bool,
     /// Since when all sessions that it waits for wait themselves.

@@ -83,18 +83,28 @@ impl Oracle {
     }
 
     fn fits_on(&self, device: usize, asked: &BTreeMap<Tenant, u64>) -> bool {
+        self.has_room_on(device, asked) && self.is_within_limits_on(device, asked)
+    }
+
+    /// The guarantee and the limit that are in force.
+    fn quota_judged(&self, tenant: Tenant, device: usize) -> (u64, u64) {
+        // A change that began to be stored in this event is judged once it is stored.
+        match self.step.quotas_changed {
+            true => self.quota_in(&self.facts.quotas_in_force, tenant, device),
+            false => self.quota_now(tenant, device),
+        }
+    }
+
+    pub(crate) fn is_within_limits_on(&self, device: usize, asked: &BTreeMap<Tenant, u64>) -> bool {
+        asked.iter().all(|(tenant, bytes)| *bytes <= self.quota_judged(*tenant, device).1)
+    }
+
+    pub(crate) fn has_room_on(&self, device: usize, asked: &BTreeMap<Tenant, u64>) -> bool {
         let capacity = u128::from(self.capacity_without_shortage(device));
         let (mut with, mut is_own) = (0, true);
         for tenant in 0..self.facts.tenants.len() {
-            // A change that began to be stored in this event is judged once it is stored.
-            let (guarantee, limit) = match self.step.quotas_changed {
-                true => self.quota_in(&self.facts.quotas_in_force, tenant, device),
-                false => self.quota_now(tenant, device),
-            };
+            let (guarantee, _) = self.quota_judged(tenant, device);
             let asked = asked.get(&tenant).copied().unwrap_or_default();
-            if asked > limit {
-                return false;
-            }
             is_own &= asked <= guarantee;
             with += u128::from(guarantee.max(asked));
         }

@@ -62,8 +62,10 @@ impl Oracle {
 
     fn is_surely_above_guarantee(&self, part: PartRef, tenant: Tenant, device: usize) -> bool {
         let guarantee = self.quota_now(tenant, device).0;
-        let charged = self.facts.charged(tenant, device);
-        let rest = charged.saturating_sub(self.leaving_bytes_max(tenant, device));
+        // Cached memory that leaves for the target may be reused in the same event.
+        let reused = self.step.taken.get(&(tenant, device)).copied().unwrap_or_default();
+        let leaving = self.leaving_bytes_max(tenant, device) + reused;
+        let rest = self.facts.charged(tenant, device).saturating_sub(leaving);
         guarantee == 0 || self.size_of(part).is_some_and(|size| rest.saturating_sub(size) > guarantee)
     }
 

@@ -12,6 +12,7 @@ use crate::oracle::{
     Oracle,
     facts::{MapPhase, PinFacts, SessionFacts},
     requests::reasons::PIN_REASONS,
+    turns::OWN_CALLS,
 };
 
 impl Oracle {
@@ -32,12 +33,20 @@ impl Oracle {
         let fits = session.pins
             && session.last_pin.is_none_or(|last| call > last)
             && each.len() == parts.len()
-            && (1..=1024).contains(&parts.len());
+            && (1..=1024).contains(&parts.len())
+            && call < OWN_CALLS;
         if fits {
             session.last_pin = Some(call);
             let set = parts.to_vec();
-            let facts =
-                PinFacts { parts: set, arrived, at: now, answered: false, stalled_since: None, until };
+            let facts = PinFacts {
+                parts: set,
+                arrived,
+                place: 0,
+                at: now,
+                answered: false,
+                stalled_since: None,
+                until,
+            };
             session.pin_calls.insert(call, facts);
             session.update_wait(now);
             session.pin_requested.extend(parts);
@@ -131,7 +140,9 @@ impl Oracle {
         let Some(session) = self.facts.sessions.get_mut(&id) else { return };
         let own_tenant = self.facts.tenants[session.tenant].clone();
         let calls = session.pin_calls.len();
-        let all_parts: usize = session.pin_calls.values().map(|call| call.parts.len()).sum();
+        // Calls of the daemon's own for turns have bounds of their own.
+        let of_client = session.pin_calls.range(..OWN_CALLS).map(|(_, call)| call.parts.len());
+        let all_parts: usize = of_client.sum();
         let Some(facts) = session.pin_calls.get_mut(&call).filter(|facts| !facts.answered) else {
             return self
                 .expect(PIN_ANSWERS, false, || format!("call {call} of {id} is answered and does not wait"));

@@ -1,11 +1,12 @@
 //! No part of an accepted pin call is evicted before the call has ended.
 
-use broker_core::{Broker, Cause, ChannelId, ClientRequest, PartRef, Slot, invariants::PINNED};
+use broker_core::{Broker, Cause, ChannelId, ClientRequest, PartRef, Slot, TurnPhase, invariants::PINNED};
 use vramd_types::SessionId;
 
 use crate::oracle::{
     Oracle,
     facts::{Call, Facts},
+    turns::OWN_CALLS,
 };
 
 impl Facts {
@@ -40,7 +41,7 @@ impl Oracle {
             self.record_departure(part, true, broker);
         }
         for (_, session, _) in words {
-            let taken = self.has_protecting_call(*session, part);
+            let taken = self.has_protecting_call(*session, part, broker);
             self.expect(PINNED, !taken, || {
                 format!("{part:?} is evicted although a pin call of {session} has it")
             });
@@ -71,15 +72,19 @@ impl Oracle {
 
     /// Whether the session has a call that protects the part: an answered one, or one that is older than
     /// every waiter for room there.
-    fn has_protecting_call(&self, id: SessionId, part: PartRef) -> bool {
+    fn has_protecting_call(&self, id: SessionId, part: PartRef, broker: &Broker) -> bool {
         let session = self.facts.sessions.get(&id);
-        let calls = session.into_iter().flat_map(|session| session.pin_calls.values());
-        let mut own = calls.filter(|call| call.arrived < self.facts.clock && call.parts.contains(&part));
-        own.any(|call| call.answered || !self.has_earlier_waiter(part, call.arrived))
+        let calls = session.into_iter().flat_map(|session| &session.pin_calls);
+        let mut own = calls.filter(|(_, call)| call.arrived < self.facts.clock && call.parts.contains(&part));
+        own.any(|(number, call)| {
+            let protects = call.answered || !self.has_earlier_waiter(part, call.arrived, call.place);
+            // The client is told later in the event that a hand-over has ended.
+            protects && (call.answered || *number < OWN_CALLS || is_handed_over(id, broker))
+        })
     }
 
     /// Whether a waiter for room on the part's device arrived before then.
-    fn has_earlier_waiter(&self, part: PartRef, arrived: u64) -> bool {
+    fn has_earlier_waiter(&self, part: PartRef, arrived: u64, place: usize) -> bool {
         let device = self.facts.allocations.get(&part.allocation).map(|it| it.device);
         let there = |of: &PartRef| self.facts.allocations.get(&of.allocation).map(|it| it.device) == device;
         let stands = self.facts.part_waiters.iter().any(|(of, since)| there(of) && *since < arrived);
@@ -92,7 +97,11 @@ impl Oracle {
         let lacks = |of: &PartRef| there(of) && self.may_be_off_device(*of);
         stands
             || self.facts.calls.values().any(batch)
-            || calls.any(|call| !call.answered && call.arrived < arrived && call.parts.iter().any(lacks))
+            || calls.any(|call| {
+                !call.answered
+                    && (call.arrived, call.place) < (arrived, place)
+                    && call.parts.iter().any(lacks)
+            })
     }
 
     /// Whether a call of the session on the part arrived before then, or was answered.
@@ -101,4 +110,9 @@ impl Oracle {
         let mut calls = session.into_iter().flat_map(|session| session.pin_calls.values());
         calls.any(|call| (call.arrived < then || call.answered) && call.parts.contains(&part))
     }
+}
+
+/// Whether a working set of the session is being handed over, after the event.
+fn is_handed_over(id: SessionId, broker: &Broker) -> bool {
+    broker.working_sets().iter().any(|set| set.session == id && set.phase == TurnPhase::HandOver)
 }

@@ -129,15 +129,18 @@ impl Oracle {
             let part = it.part;
             let called = called.iter().filter(|of| of.0 == part.allocation);
             let in_order: Vec<_> = called.filter(|of| self.is_ahead(part, **of)).copied().collect();
-            self.expect(SPECULATION, it.to == Tier::Device && !in_order.is_empty(), || {
-                format!("{part:?} is brought unasked, and no session pins its allocation in such an order")
+            let is_wanted = !in_order.is_empty() || self.is_of_next_turn(part);
+            self.expect(SPECULATION, it.to == Tier::Device && is_wanted, || {
+                format!(
+                    "{part:?} is brought unasked, no session pins its allocation in such an order, and its turn is not next"
+                )
             });
             let is_off = |of: &(AllocationId, SessionId)| {
                 let tenant = self.facts.sessions.get(&of.1).map(|session| session.tenant);
                 let tally = tenant.and_then(|tenant| self.facts.speculation.tallies.get(&(of.0, tenant)));
                 tally.is_some_and(|tally| tally.is_off)
             };
-            let all_off = !in_order.is_empty() && in_order.iter().all(is_off);
+            let all_off = !self.is_of_next_turn(part) && !in_order.is_empty() && in_order.iter().all(is_off);
             self.expect(SPECULATION, !all_off, || {
                 format!("{part:?} is brought unasked although too much was wasted")
             });
@@ -215,7 +218,8 @@ impl Oracle {
             .into_iter()
             .find(|device| device.uuid == it.device)
             .map(|device| device.pressure);
-        let is_pressed = pressure.is_some_and(|level| level > Pressure::Normal);
+        let level_max = if self.is_of_next_turn(it.part) { Pressure::Elevated } else { Pressure::Normal };
+        let is_pressed = pressure.is_some_and(|level| level > level_max);
         self.expect(SPECULATION, !is_pressed || self.step.settings_changed, || {
             format!("{:?} is brought unasked at {pressure:?} pressure", it.part)
         });

@@ -25,6 +25,11 @@ impl Oracle {
         {
             ids.iter().for_each(|allocation| self.stop_owing(*session, *allocation));
         }
+        if let Asked::Client { request: ClientRequest::Seal(id), .. } = &call.asked
+            && let Some(allocation) = self.facts.allocations.get_mut(id)
+        {
+            allocation.seal_requested = true;
+        }
         let call =
             Call { joined: self.step.repeat == crate::oracle::requests::repeats::Expected::Running, ..call };
         self.record_other_wants(&call);
@@ -222,6 +227,7 @@ impl Oracle {
             freed: false,
             leaving: false,
             left_unseen: false,
+            seal_requested: false,
             parts: Default::default(),
         }
     }
@@ -340,6 +346,7 @@ impl Oracle {
                 true
             }
             (OperatorRequest::CancelPrefetch { .. }, Reply::PrefetchCancelled) => true,
+            (OperatorRequest::YieldTurn { .. }, Reply::TurnAsked) => true,
             (OperatorRequest::ChangeSettings(change), Reply::SettingsChanged(told)) => {
                 self.matches_settings(change, told)
             }
@@ -409,6 +416,10 @@ impl Oracle {
             Refusal::PrefetchNotFound { session, number } => {
                 broker.prefetches().iter().all(|it| (it.session, it.number) != (*session, *number))
             }
+            Refusal::TurnNotFound { session, set } => broker
+                .working_sets()
+                .iter()
+                .all(|it| (it.session, &*it.name) != (*session, set.as_str()) || !it.phase.is_granted()),
             Refusal::WaitNotFound { wait } => broker.waits().iter().all(|it| it.id != *wait),
             _ => true,
         };

@@ -205,6 +205,9 @@ pub(crate) fn possible_reasons(asked: &Asked) -> &'static [Reason] {
                 R::Raced,
             ],
             OperatorRequest::CancelWait { .. } => &[R::RequestIdReused, R::QueueFull, R::WaitNotFound],
+            OperatorRequest::YieldTurn { .. } => {
+                &[R::RequestIdReused, R::QueueFull, R::SessionNotFound, R::TurnNotFound]
+            }
             OperatorRequest::CancelPrefetch { .. } => {
                 &[R::RequestIdReused, R::QueueFull, R::SessionNotFound, R::PrefetchNotFound]
             }

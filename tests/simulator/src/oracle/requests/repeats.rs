@@ -140,6 +140,7 @@ fn request_name(call: &Call) -> Option<(RequestName, [u8; 16])> {
                 OperatorRequest::WriteBackParts { .. } => SET_QUOTA + 9,
                 OperatorRequest::ChangeSettings(_) => SET_QUOTA + 10,
                 OperatorRequest::CancelPrefetch { .. } => SET_QUOTA + 14,
+                OperatorRequest::YieldTurn { .. } => SET_QUOTA + 18,
                 OperatorRequest::SetTenant { .. } => SET_QUOTA + 15,
                 OperatorRequest::ResetTenant { .. } => SET_QUOTA + 16,
                 OperatorRequest::AdviseParts { .. } => SET_QUOTA + 17,
@@ -160,6 +161,7 @@ fn summary(reply: &Reply) -> String {
         Reply::TenantChanged(view) => format!("TenantChanged {}", view.tenant),
         Reply::WaitCancelled => "WaitCancelled".to_owned(),
         Reply::PrefetchCancelled => "PrefetchCancelled".to_owned(),
+        Reply::TurnAsked => "TurnAsked".to_owned(),
         Reply::SettingsChanged(_) => "SettingsChanged".to_owned(),
         Reply::Drained { .. } => "Drained".to_owned(),
         Reply::Released(_)

@@ -7,11 +7,13 @@ use crate::oracle::Oracle;
 
 impl Oracle {
     pub(crate) fn check_kill(&mut self, channel: ChannelId) {
-        let session = self.facts.on_channel.get(&channel).and_then(|id| self.facts.sessions.get(id));
+        let id = self.facts.on_channel.get(&channel).copied();
+        let session = id.and_then(|id| self.facts.sessions.get(&id));
         let (now, after) = (self.facts.now, self.limits.end_silent_after);
         let is_late = |since: Time| !after.is_zero() && since.after(after) <= now;
         let asked =
             session.is_some_and(|session| session.kill_asked || session.silent_since.is_some_and(is_late));
+        let asked = asked || id.is_some_and(|id| self.is_killed_for_turn(id));
         self.expect(KILLS, asked, || format!("the process behind {channel:?} is killed unasked"));
     }
 }
