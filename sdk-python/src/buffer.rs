@@ -1,6 +1,6 @@
 //! The buffer protocol: memory that the CPU can access, as `memoryview`, NumPy and others read it.
 //!
-//! Each exported buffer owns a [`View`], which ends when the buffer is released.
+//! Each exported buffer owns a [`Held`], which ends when the buffer is released.
 
 #![allow(unsafe_code, reason = "the buffer protocol is a C interface")]
 
@@ -16,6 +16,7 @@ use vramd_client::{Access, Error};
 
 use crate::{
     error::Fault,
+    held::Held,
     shared::Shared,
     view::{PinRequest, View},
 };
@@ -27,20 +28,20 @@ use crate::{
 /// buffer.
 pub(crate) unsafe fn fill(
     owner: Bound<'_, PyAny>,
-    view: View,
+    held: Held,
     out: *mut ffi::Py_buffer,
     flags: c_int,
 ) -> PyResult<()> {
-    let address = ptr::with_exposed_provenance_mut::<c_void>(view.address()?);
-    let (len, read_only) = (length(view.len()?)?, c_int::from(!view.is_writable()));
-    // SAFETY: needed to fill a C structure, which the caller promises it is. The memory is mapped for as long as the
-    // view lives that is put into it below.
+    let address = ptr::with_exposed_provenance_mut::<c_void>(held.host_address()?);
+    let (len, read_only) = (length(held.len()?)?, c_int::from(!held.is_writable()));
+    // SAFETY: needed to fill a C structure, which the caller promises it is. The memory is mapped for as long as what is
+    // put into it below lives.
     let filled = unsafe { ffi::PyBuffer_FillInfo(out, owner.as_ptr(), address, len, read_only, flags) };
     if filled != 0 {
         return Err(PyErr::fetch(owner.py()));
     }
     // SAFETY: as above. `release` takes it back.
-    unsafe { (*out).internal = Box::into_raw(Box::new(view)).cast() };
+    unsafe { (*out).internal = Box::into_raw(Box::new(held)).cast() };
     Ok(())
 }
 
@@ -61,24 +62,26 @@ pub(crate) struct Layout<'a> {
 /// As [`fill`]; `layout` is inside of the memory, and its slices belong to `owner`, which never changes them.
 pub(crate) unsafe fn fill_shaped(
     owner: Bound<'_, PyAny>,
-    view: View,
+    held: Held,
     layout: &Layout<'_>,
     out: *mut ffi::Py_buffer,
     flags: c_int,
 ) -> PyResult<()> {
     let requested = |flag: c_int| flags & flag == flag;
-    if requested(ffi::PyBUF_WRITABLE) && !view.is_writable() {
-        return Err(PyBufferError::new_err("the memory is sealed, or pinned to read: it is read-only"));
+    if requested(ffi::PyBUF_WRITABLE) && !held.is_writable() {
+        return Err(PyBufferError::new_err(
+            "the memory is sealed, a file, or pinned to read: it is read-only",
+        ));
     }
     if requested(ffi::PyBUF_F_CONTIGUOUS) && !requested(ffi::PyBUF_C_CONTIGUOUS) && layout.shape.len() > 1 {
         return Err(PyBufferError::new_err("the tensor is C-contiguous, not Fortran's"));
     }
     let constant = |numbers: &[isize]| numbers.as_ptr().cast_mut();
     let buffer = ffi::Py_buffer {
-        buf: ptr::with_exposed_provenance_mut(view.address()? + layout.offset),
+        buf: ptr::with_exposed_provenance_mut(held.host_address()? + layout.offset),
         len: length(layout.len)?,
         itemsize: length(layout.item_size)?,
-        readonly: c_int::from(!view.is_writable()),
+        readonly: c_int::from(!held.is_writable()),
         ndim: c_int::try_from(layout.shape.len())
             .map_err(|_| PyBufferError::new_err("too many dimensions"))?,
         format: if requested(ffi::PyBUF_FORMAT) {
@@ -89,7 +92,7 @@ pub(crate) unsafe fn fill_shaped(
         shape: if requested(ffi::PyBUF_ND) { constant(layout.shape) } else { ptr::null_mut() },
         strides: if requested(ffi::PyBUF_STRIDES) { constant(layout.strides) } else { ptr::null_mut() },
         suboffsets: ptr::null_mut(),
-        internal: Box::into_raw(Box::new(view)).cast(),
+        internal: Box::into_raw(Box::new(held)).cast(),
         obj: owner.into_ptr(),
     };
     // SAFETY: needed to fill a C structure, which the caller says is one.
@@ -102,9 +105,8 @@ pub(crate) unsafe fn fill_shaped(
 /// # Safety
 /// `out` was filled by one of the above, and is released once.
 pub(crate) unsafe fn release(out: *mut ffi::Py_buffer) {
-    // SAFETY: needed to take back the view that was put there. The caller promises that it is there and was not
-    // taken.
-    drop(unsafe { Box::from_raw((*out).internal.cast::<View>()) });
+    // SAFETY: needed to take back what was put there. The caller promises that it is there and was not taken.
+    drop(unsafe { Box::from_raw((*out).internal.cast::<Held>()) });
 }
 
 /// A view of some parts, or all, for the CPU.

@@ -11,7 +11,7 @@ use pyo3::{
     exceptions::{PyTypeError, PyValueError},
     prelude::*,
 };
-use vramd_client::{Access, AllocationRequest, Reason};
+use vramd_client::{Access, AllocationRequest, Bytes, FileMapping, Reason};
 
 use crate::{
     allocation::Allocation,
@@ -19,6 +19,7 @@ use crate::{
     error::Fault,
     info::{AllocationInfo, Device, OwnQuota, Pressure},
     interrupt::without_gil,
+    mapped_file::{self, FileCheck, MappedFile, NotInPlace},
     memory::Memory,
     pin_set::PinSet,
     prefetch::{self, Prefetch, Urgency, Wanted},
@@ -26,6 +27,7 @@ use crate::{
     sealed::Sealed,
     sequence::{self, Sequence, StepOf},
     shared::{Handle, Shared, check_process},
+    turns::WorkingSet,
 };
 
 /// One session, which ends when the client is closed and its memory is gone.
@@ -219,6 +221,26 @@ impl Client {
         Sealed::create(py, shared)
     }
 
+    #[pyo3(signature = (descriptor, *, device = None))]
+    fn check_file(&self, py: Python<'_>, descriptor: i32, device: Option<DeviceName>) -> PyResult<FileCheck> {
+        let file = mapped_file::borrowed(descriptor)?;
+        let check = self.call(py, |sdk| sdk.check_file(file, device.as_ref().map(|device| &*device.0)))?;
+        Ok(FileCheck(check))
+    }
+
+    fn map_file(&self, py: Python<'_>, descriptor: i32, check: &Bound<'_, FileCheck>) -> PyResult<Py<PyAny>> {
+        let (file, check) = (mapped_file::borrowed(descriptor)?, check.get());
+        match self.call(py, |sdk| sdk.map_file(file, &check.0))? {
+            FileMapping::Mapped(file) => Ok(Py::new(py, MappedFile::new(file))?.into_any()),
+            FileMapping::NotInPlace(not) => Ok(Py::new(py, NotInPlace(not))?.into_any()),
+        }
+    }
+
+    fn report_fall_back(&self, py: Python<'_>, reason: &str, copied: u64) -> PyResult<()> {
+        let reason = mapped_file::fall_back(reason)?;
+        Ok(self.call(py, |sdk| sdk.report_fall_back(reason, Bytes::new(copied)))?)
+    }
+
     #[pyo3(signature = (name_or_id, *, unpinned = false))]
     fn attach(&self, py: Python<'_>, name_or_id: Name, unpinned: bool) -> PyResult<Py<Sealed>> {
         let attach = |sdk: &vramd_client::Client| match unpinned {
@@ -267,6 +289,15 @@ impl Client {
         Ok(Sequence::declare(py, &self.sdk()?, &steps, passes)?)
     }
 
+    fn working_set(
+        &self,
+        py: Python<'_>,
+        name: &str,
+        memory: Vec<Bound<'_, Memory>>,
+    ) -> PyResult<WorkingSet> {
+        Ok(WorkingSet::name(py, &self.sdk()?, name, &memory)?)
+    }
+
     #[pyo3(signature = (prefix = ""))]
     fn list(&self, py: Python<'_>, prefix: &str) -> PyResult<Vec<AllocationInfo>> {
         let all = self.call(py, |sdk| sdk.list(prefix))?;
@@ -280,6 +311,29 @@ impl Client {
 
     fn flush(&self, py: Python<'_>) -> PyResult<()> {
         Ok(self.call(py, vramd_client::Client::flush)?)
+    }
+
+    fn detach_all(&self, py: Python<'_>) -> PyResult<()> {
+        Ok(self.call(py, vramd_client::Client::detach_all)?)
+    }
+
+    #[pyo3(signature = (*, wait = None))]
+    fn attach_all(&self, py: Python<'_>, wait: Option<f64>) -> PyResult<()> {
+        let wait = wait.map(arguments::wait).transpose()?;
+        Ok(self.call(py, |sdk| match wait {
+            Some(wait) => sdk.attach_all_timeout(wait),
+            None => sdk.attach_all(),
+        })?)
+    }
+
+    #[pyo3(signature = (*, wait = None))]
+    fn away(slf: Py<Self>, wait: Option<f64>) -> Away {
+        Away { client: slf, wait }
+    }
+
+    #[getter]
+    fn is_away(&self) -> bool {
+        self.sdk().is_ok_and(|sdk| sdk.is_away())
     }
 
     fn close(&self, py: Python<'_>) -> PyResult<()> {
@@ -367,5 +421,25 @@ impl Client {
 
     fn __reduce__(&self) -> PyResult<()> {
         Err(PyTypeError::new_err("a client belongs to its process: connect a new one there"))
+    }
+}
+
+/// A `with` block in which the memory is away: `Client.away`.
+#[pyclass(frozen, module = "vramd._native", name = "_Away")]
+#[derive(Debug)]
+pub(crate) struct Away {
+    client: Py<Client>,
+    wait: Option<f64>,
+}
+
+#[pymethods]
+impl Away {
+    fn __enter__(&self, py: Python<'_>) -> PyResult<()> {
+        self.client.get().detach_all(py)
+    }
+
+    #[pyo3(signature = (*_error))]
+    fn __exit__(&self, py: Python<'_>, _error: &Bound<'_, PyAny>) -> PyResult<()> {
+        self.client.get().attach_all(py, self.wait)
     }
 }

@@ -104,6 +104,7 @@ impl From<Error> for Fault {
         let class = match &error {
             Error::DeviceMemory { .. } => Some("DeviceMemory"),
             Error::NotMapped { .. } => Some("NotMapped"),
+            Error::Away => Some("Away"),
             Error::CopyFailed { .. } => Some("CopyFailed"),
             Error::Forked { .. } => Some("Forked"),
             Error::FileUnreadable { kind: ErrorKind::NotFound, .. } => Some("FileMissing"),

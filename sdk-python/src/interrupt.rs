@@ -16,12 +16,13 @@ use crate::error::Fault;
 thread_local! {
     /// The exception that a handler raised during the call of this thread.
     static RAISED: RefCell<Option<PyErr>> = const { RefCell::new(None) };
-    /// The interrupt of the block that this thread is in.
-    static INTERRUPT: RefCell<Option<Arc<AtomicBool>>> = const { RefCell::new(None) };
+    /// The interrupts of the blocks that this thread is in. The innermost counts.
+    static INTERRUPTS: RefCell<Vec<Arc<AtomicBool>>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Ends the calls of one thread from another. Once it is set, calls inside of a `with` block of it raise
-/// `InterruptedError`, and what they had begun is undone. For `vramd.aio`, whose tasks may be cancelled.
+/// `InterruptedError`, and what they had begun is undone. Inside of it the thread heeds no signal. For `vramd.aio`, whose
+/// tasks may be cancelled, and for work that must end soon after a failure.
 #[pyclass(frozen, module = "vramd._native", name = "_Interrupt")]
 pub(crate) struct Interrupt(Arc<AtomicBool>);
 
@@ -37,12 +38,12 @@ impl Interrupt {
     }
 
     fn __enter__(&self) {
-        INTERRUPT.set(Some(Arc::clone(&self.0)));
+        INTERRUPTS.with_borrow_mut(|it| it.push(Arc::clone(&self.0)));
     }
 
     #[pyo3(signature = (*_error))]
     fn __exit__(&self, _error: &Bound<'_, PyAny>) {
-        INTERRUPT.set(None);
+        INTERRUPTS.with_borrow_mut(|it| it.pop());
     }
 }
 
@@ -59,10 +60,18 @@ pub(crate) fn without_gil<T: Send>(
     }
 }
 
+/// Drops something whose end is sent to the daemon. Without the GIL, so that a daemon that reads nothing stalls one thread
+/// alone.
+pub(crate) fn drop_without_gil<T: Send>(it: T) {
+    let mut it = Some(it);
+    // While the interpreter ends there is no GIL to give up, and `it` is dropped here.
+    let _ = Python::try_attach(|py| py.detach(|| drop(it.take())));
+}
+
 /// Whether the call of this thread is to end.
 fn check() -> bool {
-    // A thread with an interrupt is not the main thread, and needs no GIL for this.
-    if let Some(is_set) = INTERRUPT.with_borrow(|it| it.as_ref().map(|it| it.load(Ordering::Relaxed))) {
+    // This needs no GIL.
+    if let Some(is_set) = INTERRUPTS.with_borrow(|it| it.last().map(|it| it.load(Ordering::Relaxed))) {
         return is_set;
     }
     match Python::attach(|py| py.check_signals()) {

@@ -10,6 +10,7 @@ use crate::{
     buffer, copy,
     dlpack::{self, ExportRequest},
     dtype::DType,
+    held::{Held, Spot},
     info::AllocationInfo,
     pin::Pin,
     shared::{Handle, Shared},
@@ -39,6 +40,11 @@ impl Memory {
     #[getter]
     fn id(&self) -> u64 {
         self.shared.id().get()
+    }
+
+    /// Frees the allocation although this object no longer has it, as after a seal whose result is lost. Its owner may.
+    fn _free_by_id(&self, py: Python<'_>) -> PyResult<()> {
+        Ok(self.shared.free_by_id(py)?)
     }
 
     #[getter]
@@ -178,7 +184,7 @@ impl Memory {
             // The device is known once a part has arrived.
             drop(self.shared.view(py)?);
         }
-        dlpack::device(&self.shared.facts)
+        dlpack::device(Spot::of(&self.shared.facts))
     }
 
     fn __len__(&self) -> usize {
@@ -208,7 +214,7 @@ impl Memory {
         let shared = &slf.get().shared;
         let filled = buffer::cpu_view(slf.py(), shared, None, shared.access())?;
         // SAFETY: needed to pass on what the interpreter passes: a view to be filled, and its flags.
-        unsafe { buffer::fill(slf.into_any(), filled, view, flags) }
+        unsafe { buffer::fill(slf.into_any(), Held::Allocation(filled), view, flags) }
     }
 
     #[expect(unsafe_code, reason = "the buffer protocol is a C interface")]

@@ -12,6 +12,7 @@ use crate::{
     buffer,
     dtype::DType,
     error::Fault,
+    held::Held,
     shared::check_process,
     tensor::{Shape, Tensor},
     view::View,
@@ -128,7 +129,7 @@ impl Pin {
         let (shared, parts, access) = slf.get().with_view(of_view)?;
         let view = buffer::cpu_view(slf.py(), &shared, Some(parts), access)?;
         // SAFETY: needed to pass on what the interpreter passes: a view to be filled, and its flags.
-        unsafe { buffer::fill(slf.into_any(), view, out, flags) }
+        unsafe { buffer::fill(slf.into_any(), Held::Allocation(view), out, flags) }
     }
 
     #[expect(unsafe_code, reason = "the buffer protocol is a C interface")]

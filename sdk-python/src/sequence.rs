@@ -11,7 +11,7 @@ use vramd_client::{Client, SequenceRequest, SequenceState, SequenceWindow};
 
 use crate::{
     error::Fault,
-    interrupt::without_gil,
+    interrupt::{drop_without_gil, without_gil},
     prefetch::Wanted,
     shared::{Locked, check_process},
 };
@@ -87,6 +87,12 @@ impl Sequence {
             SequenceState::Running(window) => Some(window),
             SequenceState::Ended { .. } | SequenceState::Refused(_) => None,
         })
+    }
+}
+
+impl Drop for Sequence {
+    fn drop(&mut self) {
+        drop_without_gil(self.declared.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take());
     }
 }
 

@@ -237,6 +237,12 @@ impl Shared {
         })
     }
 
+    /// Frees the allocation, whichever handle has it.
+    pub(crate) fn free_by_id(&self, py: Python<'_>) -> Result<(), Fault> {
+        self.check_own_process()?;
+        without_gil(py, || self.client.free(self.id()).map(drop).map_err(Fault::from))
+    }
+
     pub(crate) fn detach(&self, py: Python<'_>) -> Result<(), Fault> {
         self.take_handle(py, |handle| match handle {
             Handle::Sealed(sealed) => {

@@ -18,8 +18,9 @@ use crate::{
     buffer::{self, Layout},
     dlpack::{self, Content, ExportRequest},
     dtype::DType,
+    held::Held,
+    mapped_file::OwnFile,
     shared::Shared,
-    view::View,
 };
 
 /// The largest number of dimensions; no library takes more.
@@ -30,9 +31,9 @@ const DIMENSIONS_MAX: usize = 64;
 #[pyclass(frozen, module = "vramd")]
 #[derive(Debug)]
 pub(crate) struct Tensor {
-    view: View,
+    held: Held,
     address: usize,
-    /// In the view.
+    /// In what is held.
     offset: usize,
     dtype: DType,
     /// In elements.
@@ -60,32 +61,28 @@ impl Tensor {
         dtype: DType,
         offset: usize,
     ) -> PyResult<Self> {
-        let size = range.len();
-        let rest = size
-            .checked_sub(offset)
-            .ok_or_else(|| PyValueError::new_err(format!("offset {offset} is beyond its {size} bytes")))?;
-        if !offset.is_multiple_of(dtype.size()) {
-            return Err(PyValueError::new_err(format!("offset {offset} is not aligned for {}", dtype.name)));
-        }
-        let shape = match shape {
-            Some(Shape::Flat(length)) => vec![length],
-            Some(Shape::Dimensions(dimensions)) => dimensions,
-            None if rest.is_multiple_of(dtype.size()) => vec![small(rest / dtype.size())?],
-            None => {
-                let problem = format!("{rest} bytes are not a whole number of {}: pass a shape", dtype.name);
-                return Err(PyValueError::new_err(problem));
-            }
-        };
-        let (strides, bytes) = measure(&shape, dtype.size())?;
-        if bytes > rest {
-            return Err(PyValueError::new_err(format!(
-                "a tensor of {bytes} bytes at offset {offset} exceeds its {size} bytes"
-            )));
-        }
+        let form = Form::of(range.len(), shape, dtype, offset)?;
         let start = range.start + offset;
-        let view = shared.view_of(py, &(start..start + bytes), access)?;
-        let (address, offset) = (view.address()?, start - view.start());
-        Ok(Self { view, address: address + offset, offset, dtype, shape, strides, bytes })
+        let view = shared.view_of(py, &(start..start + form.bytes), access)?;
+        let offset = start - view.start();
+        Self::new(Held::Allocation(view), offset, dtype, form)
+    }
+
+    /// A tensor at `offset` in a mapped file.
+    pub(crate) fn in_file(
+        file: Arc<OwnFile>,
+        shape: Option<Shape>,
+        dtype: DType,
+        offset: usize,
+    ) -> PyResult<Self> {
+        let form = Form::of(file.bytes().len(), shape, dtype, offset)?;
+        Self::new(Held::File(file), offset, dtype, form)
+    }
+
+    fn new(held: Held, offset: usize, dtype: DType, form: Form) -> PyResult<Self> {
+        let address = held.address()? + offset;
+        let Form { shape, strides, bytes } = form;
+        Ok(Self { held, address, offset, dtype, shape, strides, bytes })
     }
 
     pub(crate) fn export<'py>(
@@ -93,21 +90,17 @@ impl Tensor {
         py: Python<'py>,
         request: &ExportRequest,
     ) -> PyResult<Bound<'py, PyAny>> {
-        request.check(self.view.facts(), self.view.is_writable())?;
+        request.check(self.held.spot(), self.held.is_writable())?;
         let item = small(self.dtype.size())?;
         let wide = |numbers: &mut dyn Iterator<Item = isize>| numbers.map(|number| number as i64).collect();
         let content = Content {
-            view: self.view.again(py)?,
+            held: self.held.again(py)?,
             offset: self.offset,
             dtype: self.dtype,
             shape: wide(&mut self.shape.iter().copied()),
             strides: wide(&mut self.strides.iter().map(|stride| stride / item)),
         };
         dlpack::export(py, content, request.is_versioned())
-    }
-
-    fn shared(&self) -> &Arc<Shared> {
-        self.view.shared()
     }
 
     fn format(&self) -> PyResult<&'static CStr> {
@@ -144,12 +137,12 @@ impl Tensor {
 
     #[getter]
     fn readonly(&self) -> bool {
-        !self.view.is_writable()
+        !self.held.is_writable()
     }
 
     #[getter]
     fn __cuda_array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        if !self.view.facts().is_device() {
+        if !self.held.spot().is_device {
             return Err(PyAttributeError::new_err("the memory is not a GPU's"));
         }
         let typestr = self.dtype.typestr.ok_or_else(|| {
@@ -178,13 +171,13 @@ impl Tensor {
     }
 
     fn __dlpack_device__(&self) -> PyResult<(i32, i32)> {
-        dlpack::device(self.view.facts())
+        dlpack::device(self.held.spot())
     }
 
     fn __repr__(&self) -> String {
         let kind = if self.readonly() { "read-only" } else { "writable" };
-        let id = self.shared().id();
-        format!("<vramd.Tensor {} {:?} in {id}, {kind}>", self.dtype.name, self.shape)
+        let memory = self.held.name();
+        format!("<vramd.Tensor {} {:?} in {memory}, {kind}>", self.dtype.name, self.shape)
     }
 
     fn __reduce__(&self) -> PyResult<()> {
@@ -204,17 +197,58 @@ impl Tensor {
             shape: &tensor.shape,
             strides: &tensor.strides,
         };
-        let view = &tensor.view;
-        let view = buffer::cpu_view(slf.py(), view.shared(), Some(view.parts()), view.access())?;
+        let held = match &tensor.held {
+            Held::Allocation(view) => {
+                let parts = Some(view.parts());
+                Held::Allocation(buffer::cpu_view(slf.py(), view.shared(), parts, view.access())?)
+            }
+            file @ Held::File(_) => file.again(slf.py())?,
+        };
         // SAFETY: needed to pass on the interpreter's arguments. The layout was checked when the tensor was made, and
         // belongs to the tensor, which never changes it.
-        unsafe { buffer::fill_shaped(slf.into_any(), view, &layout, out, flags) }
+        unsafe { buffer::fill_shaped(slf.into_any(), held, &layout, out, flags) }
     }
 
     #[expect(unsafe_code, reason = "the buffer protocol is a C interface")]
     unsafe fn __releasebuffer__(&self, out: *mut ffi::Py_buffer) {
         // SAFETY: needed to pass on what the interpreter passes: a view that `__getbuffer__` has filled, once.
         unsafe { buffer::release(out) }
+    }
+}
+
+/// The shape of a tensor, with what follows from it.
+#[derive(Debug)]
+struct Form {
+    shape: Vec<isize>,
+    strides: Vec<isize>,
+    bytes: usize,
+}
+
+impl Form {
+    /// Checks a tensor at `offset` in so many bytes. Without a shape it takes all that follow.
+    fn of(size: usize, shape: Option<Shape>, dtype: DType, offset: usize) -> PyResult<Self> {
+        let rest = size
+            .checked_sub(offset)
+            .ok_or_else(|| PyValueError::new_err(format!("offset {offset} is beyond its {size} bytes")))?;
+        if !offset.is_multiple_of(dtype.size()) {
+            return Err(PyValueError::new_err(format!("offset {offset} is not aligned for {}", dtype.name)));
+        }
+        let shape = match shape {
+            Some(Shape::Flat(length)) => vec![length],
+            Some(Shape::Dimensions(dimensions)) => dimensions,
+            None if rest.is_multiple_of(dtype.size()) => vec![small(rest / dtype.size())?],
+            None => {
+                let problem = format!("{rest} bytes are not a whole number of {}: pass a shape", dtype.name);
+                return Err(PyValueError::new_err(problem));
+            }
+        };
+        let (strides, bytes) = measure(&shape, dtype.size())?;
+        if bytes > rest {
+            return Err(PyValueError::new_err(format!(
+                "a tensor of {bytes} bytes at offset {offset} exceeds its {size} bytes"
+            )));
+        }
+        Ok(Self { shape, strides, bytes })
     }
 }
 

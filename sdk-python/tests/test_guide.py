@@ -7,6 +7,7 @@ import json
 import pathlib
 import re
 import textwrap
+from collections.abc import Callable
 
 import pytest
 import vramd
@@ -50,6 +51,16 @@ def test_every_block_of_the_pytorch_page_runs(daemon: Daemon) -> None:
     printed = daemon.run("\n".join(block for named, block in found if named == "python"))
     for words in ("net: 8 tensors", "sha256:", "uses 'layers.0."):
         assert words in printed, printed
+
+
+def test_program_of_the_page_of_turns_alternates_with_itself(start: Callable[..., Daemon]) -> None:
+    """Two of them on a device of 16 MiB, where one fits."""
+    [program] = [block for named, block in blocks_of("docs/guides/turns.md") if named == "python"]
+    daemon = start(memory="16MiB", more='[memory]\nhost_size = "64MiB"\n[turns]\nquantum_ms = 20\nmin_quantum_ms = 10\n')
+    children = [daemon.child(program) for _ in range(2)]
+    for child in children:
+        printed, _ = child.communicate(timeout=60)
+        assert (child.returncode, printed) == (0, "steps: 200\n")
 
 
 def test_install_command_installs_this_package() -> None:

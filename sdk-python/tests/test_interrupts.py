@@ -6,12 +6,19 @@ import json
 import os
 import pathlib
 import signal
+import struct
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dis import opname
+from functools import partial
+from types import FrameType
+from typing import Any
 
 import pytest
+import torch
 from conftest import MIB, Daemon, eventually, vramctl
 
 import vramd
@@ -67,6 +74,17 @@ def test_wait_for_room_ends(full: Daemon) -> None:
         mine.detach()
         eventually("nothing of the calls is left", lambda: [info.name for info in holder.list()] == [model.name])
         assert waiter.allocate("16MiB", wait=20).size == 16 * MIB
+
+
+def test_wait_for_a_turn_ends(full: Daemon) -> None:
+    with full.connect("holder") as holder, full.connect("waiter") as waiter:
+        its = holder.allocate("12MiB", unpinned=True)
+        mine = waiter.allocate("12MiB", unpinned=True)
+        with holder.working_set("its", [its]).turn() as turn, waiter.working_set("mine", [mine]) as working_set:
+            interrupted(working_set.turn)
+            interrupted(turn.wait_ending)
+            turn.yield_now()
+            working_set.turn(wait=20).yield_now()
 
 
 def test_interrupted_allocation_leaves_the_line(full: Daemon) -> None:
@@ -171,6 +189,113 @@ def test_load_interrupted_at_any_moment_leaves_nothing(daemon: Daemon, tmp_path:
             loader.join(timeout=60)
             timer.join()
         eventually("all are freed", lambda: client.list() == [])
+
+
+LOADER = {"load", "load_or_attach", "place", "opened", "count_copy", "check_tensors", "save"}
+"""The functions of the package between whose instructions an interrupt may come. Of the clean-up it would be a second one."""
+
+
+class InterruptAt:
+    """Raises KeyboardInterrupt before the instruction of that number in the loader, as the handler of a signal does."""
+
+    def __init__(self, number: int) -> None:
+        self.left = number
+
+    def __call__(self, frame: FrameType, _event: str, _argument: object) -> Callable[..., Any] | None:
+        code = frame.f_code
+        if code.co_name not in LOADER or "/vramd/" not in code.co_filename:
+            return None
+        frame.f_trace_opcodes = True
+        return self.count
+
+    def count(self, frame: FrameType, event: str, _argument: object) -> Callable[..., Any]:
+        # Python handles no signal between the last call of a function and its return.
+        if event == "opcode" and opname[frame.f_code.co_code[frame.f_lasti]] != "RETURN_VALUE":
+            self.left -= 1
+            if self.left < 0:
+                raise KeyboardInterrupt
+        return self.count
+
+
+def instructions_interrupted(call: Callable[[str], vramd.Weights]) -> int:
+    """Interrupts the call before each instruction of the loader, and returns how many these are."""
+    before = sys.gettrace()
+    number = 0
+    while True:
+        sys.settrace(InterruptAt(number))
+        try:
+            made = call(f"m{number}")
+        except KeyboardInterrupt:
+            number += 1
+        else:
+            sys.settrace(before)
+            made.free()
+            return number
+        finally:
+            sys.settrace(before)
+
+
+def test_loader_interrupted_at_any_instruction_leaves_nothing(
+    start: Callable[..., Daemon], tmp_path: pathlib.Path
+) -> None:
+    """Also between a call of the SDK and the statement that keeps its result."""
+    aligned = tmp_path / "aligned"
+    aligned.mkdir()
+    write_checkpoint(aligned / "in_place.safetensors", 4096)
+    copied = write_checkpoint(tmp_path / "copied.safetensors", 5000)
+    daemon = start(more=f'[files]\nimmutable_paths = ["{aligned.resolve()}"]\n')
+    with daemon.connect("loader") as client:
+        for path in (copied, aligned / "in_place.safetensors"):
+            assert instructions_interrupted(lambda name: vramd.load(path, name=name, client=client)) > 100
+            eventually("all are freed", lambda: client.list() == [])
+        state = {"a": torch.ones(1000), "b": torch.zeros(3)}
+        assert instructions_interrupted(lambda name: vramd.save(state, name, client=client)) > 100
+        eventually("all are freed", lambda: client.list() == [])
+
+
+def test_loader_interrupted_by_a_signal_leaves_nothing(daemon: Daemon, tmp_path: pathlib.Path) -> None:
+    path = write_checkpoint(tmp_path / "model.safetensors", 12 * MIB)
+    with daemon.connect("loader") as client:
+        for number in range(30):
+            timer = threading.Timer(number * 0.004, os.kill, (os.getpid(), signal.SIGINT))
+            loaded: list[vramd.Weights] = []
+            with pytest.raises(KeyboardInterrupt):
+                timer.start()
+                # The caller owns all that has returned.
+                loaded.extend(map(partial(vramd.load, client=client, name=f"m{number}"), [path]))
+                time.sleep(10)
+            for weights in loaded:
+                weights.free()
+        eventually("all are freed", lambda: client.list() == [])
+
+
+def test_load_whose_daemon_stops_in_mid_copy_ends(daemon: Daemon, tmp_path: pathlib.Path) -> None:
+    path = write_checkpoint(tmp_path / "model.safetensors", 24 * MIB)
+    stops: list[float] = []
+
+    def stop_daemon(done: int, _total: int) -> None:
+        if not stops:
+            os.kill(daemon.pid, signal.SIGSTOP)
+            stops.append(time.monotonic())
+            threading.Timer(BEFORE, os.kill, (os.getpid(), signal.SIGINT)).start()
+
+    with daemon.connect("loader") as client:
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                vramd.load(path, name="m", client=client, progress=stop_daemon)
+            assert time.monotonic() - stops[0] < BEFORE + 1.5
+        finally:
+            os.kill(daemon.pid, signal.SIGCONT)
+        eventually("nothing of the load is left", lambda: client.list() == [])
+
+
+def write_checkpoint(path: pathlib.Path, count: int) -> pathlib.Path:
+    """A checkpoint of one tensor of bytes, which begins at a multiple of 16 bytes."""
+    header = json.dumps({"t": {"dtype": "U8", "shape": [count], "data_offsets": [0, count]}}).encode()
+    header += b" " * (-(8 + len(header)) % 16)
+    path.write_bytes(struct.pack("<Q", len(header)) + header + bytes(count))
+    os.sync()
+    return path
 
 
 def load_under(client: vramd.Client, interrupt: vramd._native._Interrupt, path: pathlib.Path, name: str) -> None:

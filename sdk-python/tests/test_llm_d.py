@@ -105,6 +105,24 @@ def test_memory_in_use_stays_and_brings_the_rest_back(client: vramd.Client, pool
     assert not first.has_handle_pin
 
 
+def test_each_part_of_a_failed_snapshot_is_brought_back_by_itself(
+    client: vramd.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost, _ = filled(client, 2 * MIB)
+    kept, content = filled(client, 2 * MIB)
+    pinned, _ = filled(client, 2 * MIB)
+    workload = Workload({"state": [lost, kept, pinned]})
+
+    def fail(_wait: float) -> None:
+        raise vramd.Error("the device is full")
+
+    monkeypatch.setattr(workload._memory["state"][0], "come_back", fail)
+    with pinned.pin(), pytest.raises(vramd.Pinned) as caught:
+        workload.snapshot()
+    assert caught.value.__notes__ == ["and what this call had done could not all be undone: the device is full"]
+    assert not lost.has_handle_pin and kept.has_handle_pin and kept.copy_to() == content
+
+
 def test_without_room_nothing_returns_by_half(client: vramd.Client, pool: Pool) -> None:
     memory, content = filled(client, 20 * MIB)
     carve(pool, 24 * MIB)

@@ -9,6 +9,7 @@ import random
 import shutil
 import threading
 from collections.abc import Callable, Iterator
+from typing import Literal
 
 import pytest
 import torch
@@ -26,8 +27,17 @@ class Driven:
     """A pool, and its symbols as PyTorch calls them."""
 
     def __init__(self, client: vramd.Client, *, device: int = 0, arena: str = "8MiB", wait: float = 0.0) -> None:
-        self.native = _native._Pool(client, device=device, arena=arena, wait=wait)
-        self.device = device
+        self._drive(_native._Pool(client, device=device, arena=arena, wait=wait), device)
+
+    @classmethod
+    def of(cls, pool: vramd.torch.Pool) -> Driven:
+        """The symbols of a pool that PyTorch would use."""
+        driven = cls.__new__(cls)
+        driven._drive(pool._arenas, pool.ordinal)
+        return driven
+
+    def _drive(self, native: _native._Pool, device: int) -> None:
+        self.native, self.device = native, device
         alloc, free = self.native.symbols
         self._alloc, self._free = LIBRARY[alloc], LIBRARY[free]
         self._alloc.restype, self._alloc.argtypes = ctypes.c_void_p, [ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p]
@@ -487,6 +497,30 @@ def test_sleep_and_wake_choose_pools_by_tag(client: vramd.Client) -> None:
         vramd.torch.sleep(level=3)
     for each in (weights, cache):
         each.close()
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_failed_wake_of_several_pools_leaves_all_as_they_were(client: vramd.Client, level: Literal[1, 2]) -> None:
+    pools = [vramd.torch.pool(tag, client=client, arena="20MiB") for tag in ("weights", "kv")]
+    driven = [Driven.of(pool) for pool in pools]
+    addresses = [each.alloc(20 * MIB) for each in driven]
+    content = filled(addresses[0], 4096, 1)
+    vramd.torch.sleep(level=level)
+    # It leaves room for one of the pools.
+    other = client.allocate("32MiB", wait=10)
+    on_host = used_bytes(client, "host")
+    with pytest.raises(vramd.Error):
+        vramd.torch.wake_up(wait=0.5)
+    assert [pool.is_awake for pool in pools] == [False, False]
+    assert used_bytes(client, "host") == on_host, "nothing that was discarded is kept"
+    assert [pool.nbytes for pool in pools] == ([20 * MIB] * 2 if level == 1 else [0, 0])
+    other.free()
+    vramd.torch.wake_up(wait=10)
+    if level == 1:
+        assert ctypes.string_at(addresses[0], 4096) == content
+    for each, address, pool in zip(driven, addresses, pools):
+        each.free(address)
+        pool.close()
 
 
 @pytest.mark.parametrize("setting", ["expandable_segments:True", "max_split_size_mb:5,backend:cudaMallocAsync"])

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import gc
+import inspect
+import json
 import pathlib
+import struct
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from conftest import MIB, Daemon, eventually
+from conftest import MIB, Daemon, eventually, vramctl
 
 import vramd
 import vramd.torch
@@ -97,6 +101,44 @@ def test_tensor_that_holds_keeps_the_memory(saved: vramd.Weights) -> None:
     saved.free()
 
 
+def test_memory_is_a_tensor_by_dlpack(client: vramd.Client) -> None:
+    memory = client.allocate(64)
+    tensor = torch.from_dlpack(memory.tensor((4, 4), "float32"))
+    assert (tensor.shape, tensor.dtype, tensor.data_ptr()) == ((4, 4), torch.float32, memory.device_ptr)
+    tensor.fill_(3)
+    assert memory.copy_to() == struct.pack("<16f", *[3] * 16)
+    with pytest.raises(vramd.Pinned):
+        memory.seal()
+    del tensor
+    gc.collect()
+    sealed = memory.seal()
+    # DLPack says what is read-only from 1.0 on, which PyTorch 1.13 does not have.
+    with pytest.raises(BufferError, match="sealed"):
+        torch.from_dlpack(sealed.tensor((4, 4), "float32"))
+
+
+class Squares(torch.utils.data.Dataset[int]):
+    """Data of its own, which no worker needs a client for."""
+
+    def __len__(self) -> int:
+        return 16
+
+    def __getitem__(self, at: int) -> int:
+        return at * at
+
+
+def test_forked_workers_load_data_beside_a_client(
+    trained: Model, saved: vramd.Weights, client: vramd.Client
+) -> None:
+    model, tensors = on_meta(), saved.tensors()
+    saved.bind(model)
+    loader = torch.utils.data.DataLoader(Squares(), batch_size=4, num_workers=2, multiprocessing_context="fork")
+    for _ in range(2):
+        assert torch.cat(list(loader)).tolist() == [at * at for at in range(16)]
+        assert torch.equal(model(TOKENS), trained(TOKENS)), "the parent's memory stands"
+    assert client.is_connected and torch.equal(tensors["embed.weight"], trained.embed.weight)
+
+
 def test_module_on_meta_computes_the_same_once_bound(trained: Model, saved: vramd.Weights) -> None:
     model = on_meta()
     assert model.embed.weight.is_meta and not model.positions.is_meta
@@ -150,6 +192,64 @@ def test_names_that_do_not_fit_leave_the_module_as_it_was(trained: Model, client
     small = vramd.save(trained.state_dict() | {"embed.weight": torch.ones(3)}, "small", client=client)
     with pytest.raises(ValueError, match=r"embed.weight has the shape \(100, 64\)"):
         small.bind(on_meta())
+
+
+def checkpoint_with_f6(path: pathlib.Path) -> pathlib.Path:
+    """A float32 tensor `a` of ones, and a tensor `scales` of a type that no PyTorch has."""
+    header = {
+        "a": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]},
+        "scales": {"dtype": "F6_E2M3", "shape": [4], "data_offsets": [16, 19]},
+    }
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + struct.pack("<4f", 1, 1, 1, 1) + b"abc")
+    return path
+
+
+@pytest.mark.parametrize("hold", [True, False])
+def test_tensor_of_a_type_that_pytorch_lacks_is_left_out(
+    client: vramd.Client, tmp_path: pathlib.Path, hold: bool
+) -> None:
+    weights = vramd.load(checkpoint_with_f6(tmp_path / "f6.safetensors"), client=client)
+    with pytest.warns(UserWarning, match="'scales' has the type F6_E2M3, which PyTorch .* does not have"):
+        tensors = weights.tensors(hold=hold)
+    assert list(tensors) == ["a"]
+    entry = weights.entry("scales")
+    with pytest.raises(TypeError, match="neither NumPy nor PyTorch.*memory_of.*entry"):
+        weights["scales"]
+    view = weights.memory_of("scales").tensor(entry.nbytes, "uint8", entry.start)
+    assert bytes(memoryview(view)) == b"abc"
+
+    class Scaled(torch.nn.Module):
+        def __init__(self, **names: int) -> None:
+            super().__init__()
+            for name, count in names.items():
+                self.register_parameter(name, torch.nn.Parameter(torch.zeros(count)))
+
+    other, whole, empty = Scaled(a=4), Scaled(a=4, scales=4), Scaled()
+    with pytest.raises(ValueError, match="the module lacks scales"):
+        weights.bind(other, hold=hold)
+    weights.bind(other, hold=hold, strict=False)
+    with weights.pin():
+        assert other.a.tolist() == [1, 1, 1, 1]
+    for strict in (True, False):
+        with pytest.raises(TypeError, match="'scales' has the type F6_E2M3"):
+            weights.bind(whole, hold=hold, strict=strict)
+        assert whole.a.tolist() == [0, 0, 0, 0], "the module is as it was"
+    weights.bind(empty, hold=hold, strict=False)
+
+
+def test_bound_module_takes_the_types_of_the_checkpoint(client: vramd.Client) -> None:
+    """As by `load_state_dict(assign=True)`, of which only the requirement of gradients is another."""
+    plain = torch.nn.BatchNorm1d(3).double()
+    model, assigned = torch.nn.BatchNorm1d(3).half(), torch.nn.BatchNorm1d(3).half()
+    vramd.save(plain.state_dict(), "double", client=client).bind(model)
+    for name, tensor in plain.state_dict().items():
+        assert model.state_dict()[name].dtype == tensor.dtype, name
+    if "assign" in inspect.signature(assigned.load_state_dict).parameters:
+        assigned.load_state_dict(plain.state_dict(), assign=True)
+        assert {name: tensor.dtype for name, tensor in assigned.state_dict().items()} == {
+            name: tensor.dtype for name, tensor in model.state_dict().items()
+        }
 
 
 def test_unheld_tensors_are_stable_and_leave(streaming: Daemon, tmp_path: pathlib.Path) -> None:
@@ -210,6 +310,37 @@ def test_model_larger_than_the_device_computes_by_blocks(
         assert "8 blocks" in repr(moving)
     with vramd.torch.debug(), pytest.raises(vramd.NotResident):
         model(x)
+
+
+@pytest.mark.parametrize("passes", [0, None], ids=["declared", "undeclared"])
+def test_declared_block_arrives_before_its_hook_pins_it(
+    streaming: Daemon, large: tuple[vramd.Weights, torch.nn.Module, torch.nn.Module], passes: int | None
+) -> None:
+    weights, model, plain = large
+    x = torch.randn(2, 724)
+    weights.unpin()
+    weights.client.allocate("8MiB", wait=20).free()
+    assert weights.client.describe("large").resident == 0
+    with vramd.torch.movable(model, weights, passes=passes) as moving:
+        looks: list[bool] = []
+
+        def look(*_call: object) -> None:
+            """While block 2 computes."""
+            if passes is None:
+                time.sleep(0.5)
+            else:
+                eventually("block 3 has arrived", lambda: is_on_device(streaming, weights, moving._ranges[3]))
+            looks.append(is_on_device(streaming, weights, moving._ranges[3]))
+
+        model[2].register_forward_pre_hook(look)
+        assert torch.equal(model(x), plain(x))
+        assert looks == [passes is not None]
+
+
+def is_on_device(daemon: Daemon, weights: vramd.Weights, ranges: list[range]) -> bool:
+    assert weights.name is not None
+    parts = json.loads(vramctl(daemon, "alloc", "show", weights.name, "--json"))["allocation"]["parts"]
+    return all(parts[part]["tier"] == "device" for each in ranges for part in each)
 
 
 def test_call_that_fails_keeps_no_pin(large: tuple[vramd.Weights, torch.nn.Module, torch.nn.Module]) -> None:

@@ -1,16 +1,34 @@
 """GPU memory that the node's daemon, `vramd`, owns: allocated, written, sealed, and shared with other processes.
 
-    import vramd
+A model's weights, once per node. The first process reads the files, every other one attaches what is there:
+
+    import vramd, vramd.torch
+
+    weights = vramd.load("llama/", name="llama")
+    with vramd.torch.on_meta():
+        model = Llama(config)
+    weights.bind(model)                       # its parameters lie there now
+
+Memory of your own, by a session with the daemon:
 
     with vramd.connect() as client:
-        weights = client.allocate("2GiB", name="llama", lifetime="persistent", readers=["team-b"])
-        weights.copy_from(b"hello")
-        sealed = weights.seal()
+        memory = client.allocate("2GiB", name="table", lifetime="persistent", readers=["team-b"])
+        memory.copy_from(b"hello")
+        sealed = memory.seal()
 
-Any other process of the tenant, or of its readers, maps the same bytes by `client.attach("llama")`. Calls block, and
-let other threads run meanwhile. Code that writes memory without a handle pin pins it to write
+Any other process of the tenant, or of its readers, maps the same bytes by `client.attach("table")`.
+
+- `vramd.load`, `vramd.save`, `vramd.Weights`: checkpoints, and tensors that no file has.
+- `vramd.torch`: pools that sleep (`vramd.torch.pool`, `sleep`, `wake_up`), models larger than their quota
+  (`vramd.torch.movable`), and a debug mode.
+- `vramd.aio`: the same calls for asyncio.
+- `vramd.testing`: a daemon on simulated devices for each test, also as fixtures of pytest.
+- `vramd.rmm`, `vramd.integrations`: RMM; transformers, vLLM, SGLang and llm-d.
+- `vramd.errors`: every error, by what went wrong.
+
+Calls block, and let other threads run meanwhile. Code that writes memory without a handle pin pins it to write
 (`memory.pin(write=True)`): bytes that kernels write under a pin to read, or under none, are lost silently once the
-memory has left its device. Errors are in `vramd.errors`; the guide is `docs/guides/python.md`.
+memory has left its device. The guide is `docs/guides/python.md`, and for PyTorch `docs/guides/pytorch.md`.
 """
 
 from vramd._native import (
@@ -19,7 +37,10 @@ from vramd._native import (
     AllocationInfo,
     Client,
     Device,
+    FileCheck,
+    MappedFile,
     Memory,
+    NotInPlace,
     OwnQuota,
     Pin,
     PinSet,
@@ -30,6 +51,8 @@ from vramd._native import (
     Sequence,
     StagingBuffer,
     Tensor,
+    Turn,
+    WorkingSet,
     __version__,
     connect,
     socket_dir,
@@ -39,6 +62,7 @@ from vramd.errors import (
     AdviceForbidden,
     AlreadyExists,
     AlreadySealed,
+    Away,
     BrokerGone,
     ContentLost,
     CopyFailed,
@@ -75,6 +99,7 @@ from vramd.errors import (
     SessionLost,
     SetTooLarge,
     StreamCapturing,
+    TurnHeld,
     Unauthenticated,
     Unavailable,
     Unsupported,
@@ -90,6 +115,7 @@ __all__ = [
     "AllocationInfo",
     "AlreadyExists",
     "AlreadySealed",
+    "Away",
     "BrokerGone",
     "Client",
     "ContentLost",
@@ -105,6 +131,7 @@ __all__ = [
     "DriverFailed",
     "Error",
     "FailedPrecondition",
+    "FileCheck",
     "FileMissing",
     "Forked",
     "HandleClosed",
@@ -112,9 +139,11 @@ __all__ = [
     "InvalidArgument",
     "InvalidCheckpoint",
     "MapFailed",
+    "MappedFile",
     "Memory",
     "NameTaken",
     "NotFound",
+    "NotInPlace",
     "NotMapped",
     "NotOwner",
     "NotResident",
@@ -139,11 +168,14 @@ __all__ = [
     "SetTooLarge",
     "StreamCapturing",
     "Tensor",
+    "Turn",
+    "TurnHeld",
     "Unauthenticated",
     "Unavailable",
     "Unsupported",
     "WaitCancelled",
     "Weights",
+    "WorkingSet",
     "__version__",
     "connect",
     "load",

@@ -8,8 +8,9 @@ from typing import Any, Literal, NoReturn, final
 from typing_extensions import Buffer, CapsuleType, Self, disjoint_base
 
 __all__ = [
-    "AdvisedParts", "Allocation", "AllocationInfo", "Client", "Device", "Memory", "OwnQuota", "Pin", "PinSet", "Prefetch", "Pressure", "Released", "Sealed", "Sequence", "StagingBuffer", "Tensor",
-    "__version__", "_Interrupt", "_ManagedPool", "_Pool", "_PressureStream", "connect", "reasons", "socket_dir",
+    "AdvisedParts", "Allocation", "AllocationInfo", "Client", "Device", "FileCheck", "MappedFile", "Memory", "NotInPlace", "OwnQuota", "Pin", "PinSet", "Prefetch", "Pressure", "Released", "Sealed", "Sequence", "StagingBuffer", "Tensor",
+    "Turn", "WorkingSet",
+    "__version__", "_Away", "_Interrupt", "_ManagedPool", "_Pool", "_PressureStream", "connect", "reasons", "socket_dir",
 ]
 
 __version__: str
@@ -120,6 +121,12 @@ class Client:
         as reading the file, at most the client's timeout and a second more for each 16 MiB. `wait` counts only if the
         file is copied; the other arguments are those of `allocate`.
         """
+    def check_file(self, descriptor: int, *, device: str | int | None = None) -> FileCheck:
+        """Asks the daemon whether a device reads an open file in place. `vramd.load(…, where="in_place")` does that."""
+    def map_file(self, descriptor: int, check: FileCheck) -> MappedFile | NotInPlace:
+        """Maps a file that was checked, and waits until its bytes are in memory. Nothing is allocated or charged."""
+    def report_fall_back(self, reason: str, copied: int) -> None:
+        """Has the daemon count a file that was copied to a device instead, with its reason and its bytes."""
     def attach(self, name_or_id: str | int, *, unpinned: bool = False) -> Sealed:
         """Maps a sealed allocation read-only: by `name`, by `tenant/name`, or by its id. Objects of one allocation share
         its mapping, which ends with the last of them.
@@ -164,6 +171,14 @@ class Client:
         way, and lets the memory leave first that is used last. Call `Sequence.begin` before each step. The program pins
         as always: a pin in another order is slower and not wrong.
         """
+    def working_set(self, name: str, memory: abc.Sequence[Memory]) -> WorkingSet:
+        """Names memory as a working set, which the program uses in turns with other programs where there is too little
+        room for all.
+
+        It is one or more allocations of one device, none of them with a handle pin: allocate or attach them `unpinned`.
+        `Pinned` is raised if this client has one; a handle pin of another client is not seen, and keeps the memory from
+        leaving. No other set of this client may have the name.
+        """
     def list(self, prefix: str = "") -> list[AllocationInfo]:
         """The tenant's allocations whose name begins with `prefix`. A prefix `tenant/…` lists those that this tenant may
         read.
@@ -171,16 +186,48 @@ class Client:
     def describe(self, name_or_id: str | int) -> AllocationInfo: ...
     def flush(self) -> None:
         """Waits until everything that was dropped so far is unmapped and freed or detached."""
+    @property
+    def is_away(self) -> bool:
+        """Whether `detach_all` has taken the session's memory away, and `attach_all` has not brought it back."""
+    def detach_all(self) -> None:
+        """Takes all memory of the session away from this process, so that it can be frozen and continued.
+
+        Afterwards nothing of the daemon is mapped here and no handle of it is open, so that `cuda-checkpoint` can
+        freeze the process. Addresses stay reserved, and the daemon keeps the bytes: what this session owns leaves its
+        device for a lower tier, and sealed memory of others stays for those that use it. The call waits for the work on
+        the devices that was launched.
+
+        It raises `Pinned`, which names what is in use, and changes nothing: pins, buffers, tensors, pools that are awake,
+        turns, declared sequences and fixed memory. Until `attach_all`, calls of any thread that need the memory raise
+        `Away`, a second `detach_all` as well. Handle pins do not count; they are taken again by `attach_all`.
+        """
+    def attach_all(self, *, wait: float | None = None) -> None:
+        """Brings back what `detach_all` has taken away: to the same addresses, with the same bytes, pinned as before.
+
+        It waits up to `wait` seconds for room; by default as long as any call. Without a `detach_all` it does nothing. On
+        an error all of it is away as before, and the call may be repeated.
+        """
+    def away(self, *, wait: float | None = None) -> _Away:
+        """Takes the session's memory away in a `with` block: `detach_all` before it, `attach_all` after it."""
     def close(self) -> None:
         """Ends the calls of this object. The session ends with the last of its memory."""
     def __enter__(self) -> Self: ...
     def __exit__(self, *_error: object) -> None: ...
     def __reduce__(self) -> NoReturn: ...
 
+@final
+class _Away:
+    """A `with` block in which the memory is away: `Client.away`."""
+
+    def __enter__(self) -> None: ...
+    def __exit__(self, *_error: object) -> None: ...
+
 @disjoint_base
 class Memory(Buffer):
     """Mapped memory: an `Allocation` or a `Sealed`."""
 
+    def _free_by_id(self) -> None:
+        """Frees the allocation although this object no longer has it, as after a seal whose result is lost."""
     @property
     def id(self) -> int: ...
     @property
@@ -377,6 +424,64 @@ class Tensor(Buffer):
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
 @final
+class FileCheck:
+    """The daemon's answer on how a device reads a file (`Client.check_file`)."""
+
+    @property
+    def in_place_by_default(self) -> bool:
+        """Whether device memory and host memory are one, so that programs should read the file in place."""
+    @property
+    def device(self) -> str:
+        """UUID."""
+    @property
+    def not_in_place(self) -> NotInPlace | None:
+        """Why the device does not read the file in place. `None` if it does."""
+    def __reduce__(self) -> NoReturn: ...
+
+@final
+class NotInPlace:
+    """Why a file is copied to a device instead of being read in place."""
+
+    @property
+    def reason(self) -> str:
+        """The reason's name in metrics."""
+    @property
+    def problem(self) -> str:
+        """The same in one sentence."""
+    def __reduce__(self) -> NoReturn: ...
+
+@final
+class MappedFile(Buffer):
+    """A file in this process's memory, read-only, which a device reads in place. Tensors in it keep it mapped.
+
+    Kernels do not: before it and the last tensor in it go, wait for the kernels that read it (`torch.cuda.synchronize`).
+    A kernel that reads unmapped addresses faults, and the process loses its CUDA context.
+    """
+
+    @property
+    def size(self) -> int: ...
+    @property
+    def device(self) -> str:
+        """UUID of the device that reads it."""
+    @property
+    def device_ptr(self) -> int:
+        """The address at which kernels read it."""
+    @property
+    def is_device_memory(self) -> bool:
+        """Whether a GPU reads it. If not, the device is simulated, and the CPU does."""
+    @property
+    def is_mapped(self) -> bool:
+        """False once it is detached, and in a forked child."""
+    def tensor(self, shape: int | abc.Sequence[int] | None = None, dtype: Any = "uint8", offset: int = 0) -> Tensor: ...
+    def copy_to(self, offset: int = 0, length: int | None = None) -> bytes: ...
+    def detach(self) -> None:
+        """Forgets the file. It is unmapped once no tensor lies in it any more: kernels that read it must have ended."""
+    def __len__(self) -> int: ...
+    def __bool__(self) -> bool: ...
+    def __reduce__(self) -> NoReturn: ...
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
+@final
 class Pin(Buffer):
     """Memory that stays where it is while kernels use it. As a context manager it is released at the end.
 
@@ -508,6 +613,56 @@ class Sequence:
         """
     def end(self) -> None:
         """Ends it. Ending it again does nothing."""
+    def __enter__(self) -> Self: ...
+    def __exit__(self, *_exception: object) -> None: ...
+    def __reduce__(self) -> NoReturn: ...
+
+@final
+class WorkingSet:
+    """Memory that belongs together. Its end gives the set up, as `with` does; the memory stays the program's."""
+
+    @property
+    def name(self) -> str:
+        """The name that operators see (`vramctl turn list`)."""
+    def turn(self, wait: float | None = None) -> Turn:
+        """Waits for the turn: however long that takes, or at most so many seconds (then `Deadline`).
+
+        During the turn all of the set is mapped and stays: on its device, except parts that an access advice has read in
+        host memory. Pins of it succeed at once. A client has at most one turn: `TurnHeld` is raised for another, since it
+        would wait for itself. Other threads go on, and Ctrl-C ends the wait.
+
+        The wait may end with `Aborted`: with reason `RACED` if memory of the set changed just then, or as `PinStalled` if
+        the set waited only for clients that wait themselves. Then the client has no turn, and may ask again.
+        """
+    def close(self) -> None:
+        """Gives the set up, once its turn is yielded. Closing it again does nothing."""
+    def __enter__(self) -> Self: ...
+    def __exit__(self, *_exception: object) -> None: ...
+    def __reduce__(self) -> NoReturn: ...
+
+@final
+class Turn:
+    """The turn of a working set. Its end yields the turn, as `with` does."""
+
+    @property
+    def ending(self) -> bool:
+        """Whether the daemon asks for the turn: end the step at hand, and yield. Costs no call.
+
+        It is not set once the daemon has ended: then the program may go on with what it has.
+        """
+    @property
+    def within(self) -> float | None:
+        """In how many seconds the turn is overdue; `None` unless it is `ending`."""
+    @property
+    def state(self) -> str:
+        """`held`, `ending`, `lost` (the session has ended; the memory stays mapped) or `yielded`. Costs no call."""
+    def wait_ending(self, seconds: float | None = None) -> bool:
+        """Waits until the daemon asks for the turn, at most so many seconds, and returns whether it does.
+
+        A yield by another thread ends the wait. Once the session has ended it raises the error with which that ended.
+        """
+    def yield_now(self) -> None:
+        """Yields. Pins of the set that are left keep their memory on the device. Yielding again does nothing."""
     def __enter__(self) -> Self: ...
     def __exit__(self, *_exception: object) -> None: ...
     def __reduce__(self) -> NoReturn: ...
@@ -727,7 +882,7 @@ class _ManagedPool:
 @final
 class _Interrupt:
     """Ends the calls of one thread from another. Once it is set, calls inside of a `with` block of it raise
-    `InterruptedError`, and what they had begun is undone.
+    `InterruptedError`, and what they had begun is undone. Inside of it the thread heeds no signal.
     """
 
     def set(self) -> None: ...

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from vramd import _native
-from vramd.errors import FailedPrecondition
+from vramd.errors import Error, FailedPrecondition
 from vramd.weights import shared_client
 
 if TYPE_CHECKING:
@@ -146,6 +146,8 @@ class Pool(Block):
 
     def __init__(self, tag: str, client: _native.Client, device: int | str | None, wait: float, arena: int | str) -> None:
         self._arenas = _native._Pool(client, device=device, arena=arena, wait=wait)
+        self._level: Literal[1, 2] = 1
+        """The deepest level of its current or last sleep."""
         super().__init__(tag, client, self._arenas)
 
     @property
@@ -160,11 +162,17 @@ class Pool(Block):
     def sleep(self, level: Literal[1, 2] = 1) -> None:
         """See `vramd.torch.sleep`."""
         check_level(level)
+        was_awake = self.is_awake
         if torch.cuda.is_initialized():
             torch.cuda.synchronize(self.ordinal)
             # Bytes that no tensor has would be copied.
             self.trim()
-        self._arenas.sleep(level == 2)
+        try:
+            self._arenas.sleep(level == 2)
+        finally:
+            if not self.is_awake:
+                # Discarded bytes stay discarded, whatever level comes next.
+                self._level = level if was_awake else max(level, self._level)
 
     def wake_up(self, wait: float = WAIT_SECONDS) -> None:
         """See `vramd.torch.wake_up`."""
@@ -318,19 +326,27 @@ def wake_up(tags: Collection[str] | None = None, wait: float = WAIT_SECONDS) -> 
     """Brings the pools of these tags, or all, back to their addresses: with their bytes after level 1, with arbitrary
     content after level 2.
 
-    It waits up to `wait` seconds for room. If a pool cannot come back, the pools that this call has woken sleep again.
+    It waits up to `wait` seconds for room. If a pool cannot come back, the pools that this call has woken sleep again at
+    the level that they had.
     """
     deadline = time.monotonic() + wait
-    woken: list[Pool] = []
+    asleep = [each for each in chosen(tags) if not each.is_awake]
     try:
-        for each in chosen(tags):
-            if not each.is_awake:
-                each.wake_up(max(0.0, deadline - time.monotonic()))
-                woken.append(each)
-    except BaseException:
-        for each in woken:
-            each.sleep()
+        for each in asleep:
+            each.wake_up(max(0.0, deadline - time.monotonic()))
+    except BaseException as error:
+        for each in asleep:
+            put_back(each, error)
         raise
+
+
+def put_back(pool: Pool, error: BaseException) -> None:
+    """Has a pool sleep as before `wake_up`, which failed. If it cannot, the error says so too."""
+    try:
+        if pool.is_awake:
+            pool.sleep(pool._level)
+    except Error as refused:
+        error.add_note(f"{pool!r} cannot sleep again: {refused}")
 
 
 def all_pools() -> list[Pool]:

@@ -15,9 +15,9 @@
 
     asyncio.run(main())
 
-**Objects.** `Client`, `Allocation`, `Sealed` and `Prefetch` wrap the objects of `vramd` that make calls; `blocking` is the
-wrapped object. Methods that wait for nothing are plain methods. Pins, pin sets, sequences, tensors and descriptions
-are those of `vramd` itself.
+**Objects.** `Client`, `Allocation`, `Sealed`, `Prefetch` and `WorkingSet` wrap the objects of `vramd` that make calls;
+`blocking` is the wrapped object. Methods that wait for nothing are plain methods. Pins, pin sets, sequences, turns,
+tensors and descriptions are those of `vramd` itself.
 
 **Cancelling.** A cancelled task goes on at once, whether `asyncio.timeout` or Ctrl-C cancelled it. The client ends the
 call, which leaves the daemon's line, and undoes what has arrived: it releases a pin, frees an allocation, and cancels
@@ -49,7 +49,7 @@ from vramd._aio_calls import Call, Calls
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-__all__ = ["Acquisition", "Allocation", "Client", "Memory", "Prefetch", "Sealed", "connect"]
+__all__ = ["Acquisition", "Allocation", "Client", "Memory", "Prefetch", "Sealed", "WorkingSet", "connect"]
 
 WAITS_MAX = 64
 CANCELLED_CLOSE_SECONDS = 0.5
@@ -336,6 +336,23 @@ class Client(_Wrapper):
 
         return Acquisition(self._calls.run(self._calls.others, sequence, undo=vramd.Sequence.end), _end_sequence)
 
+    def working_set(self, name: str, memory: Items[AnyMemory]) -> Acquisition[WorkingSet]:
+        """Names memory as a working set, which the program uses in turns with other programs.
+
+        The arguments are those of `vramd.Client.working_set`. Use it as `async with`, which gives the set up, or await it
+        and call `close`.
+        """
+        members = [_blocking(one) for one in memory]
+
+        def working_set(_call: object) -> vramd.WorkingSet:
+            return self.blocking.working_set(name, members)
+
+        async def named() -> WorkingSet:
+            taken = await self._calls.run(self._calls.others, working_set, undo=vramd.WorkingSet.close)
+            return WorkingSet(taken, self._calls)
+
+        return Acquisition(named(), _close_set)
+
     async def list(self, prefix: str = "") -> builtins.list[vramd.AllocationInfo]:
         """Lists the tenant's allocations whose name begins with `prefix`.
 
@@ -350,6 +367,14 @@ class Client(_Wrapper):
     async def quota(self) -> builtins.list[vramd.OwnQuota]:
         """Returns the limits, the use and the free room of the client's tenant, on each device and in each tier."""
         return await self._calls.other(self.blocking.quota)
+
+    async def detach_all(self) -> None:
+        """See `vramd.Client.detach_all`."""
+        await self._calls.other(self.blocking.detach_all)
+
+    async def attach_all(self, *, wait: float | None = None) -> None:
+        """See `vramd.Client.attach_all`."""
+        await self._calls.other(lambda: self.blocking.attach_all(wait=wait))
 
     async def flush(self) -> None:
         """Waits until everything that was dropped so far is unmapped and freed or detached."""
@@ -617,6 +642,32 @@ class Prefetch(_Wrapper):
         self.blocking.cancel()
 
 
+class WorkingSet(_Wrapper):
+    """Memory that belongs together. `Client.working_set` makes it."""
+
+    name = _Fact[str]("The name that operators see.")
+
+    @property
+    def blocking(self) -> vramd.WorkingSet:
+        """The working set of `vramd`."""
+        blocking: vramd.WorkingSet = self._blocking
+        return blocking
+
+    def turn(self, wait: float | None = None) -> Acquisition[vramd.Turn]:
+        """Waits for the turn, as `vramd.WorkingSet.turn` does.
+
+        Use it as `async with`, which yields the turn at the end, or await it and call `yield_now`. A turn that arrives for
+        a cancelled task is yielded.
+        """
+        return Acquisition(
+            self._calls.wait(lambda: self.blocking.turn(wait), undo=vramd.Turn.yield_now), _yield_turn
+        )
+
+    def close(self) -> None:
+        """Gives the set up. It waits for nothing."""
+        self.blocking.close()
+
+
 AnyMemory: TypeAlias = Memory | vramd.Memory
 """Memory of this module, or of `vramd`."""
 
@@ -636,6 +687,14 @@ async def _release(pin: vramd.Pin | vramd.PinSet, _error: object) -> None:
 
 async def _end_sequence(sequence: vramd.Sequence, _error: object) -> None:
     sequence.end()
+
+
+async def _close_set(working_set: WorkingSet, _error: object) -> None:
+    working_set.close()
+
+
+async def _yield_turn(turn: vramd.Turn, _error: object) -> None:
+    turn.yield_now()
 
 
 def _bytes_of(buffer: Buffer) -> memoryview:

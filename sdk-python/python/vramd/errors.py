@@ -160,6 +160,12 @@ class Pinned(FailedPrecondition):
     pins: int | None
 
 
+class TurnHeld(FailedPrecondition):
+    """The client has a turn or waits for one, and may not request another: it could wait for itself."""
+
+    set: str | None
+
+
 class StreamCapturing(FailedPrecondition):
     """The stream is being captured, and cannot be waited for: pin around the graph's launch."""
 
@@ -179,6 +185,10 @@ class DeviceMemory(MapFailed, BufferError):
 
 class NotMapped(MapFailed, BufferError):
     """The memory is no longer mapped, or not with this access."""
+
+
+class Away(MapFailed, BufferError):
+    """The session's memory is away, by `Client.detach_all` or `Client.away`: bring it back by `Client.attach_all`."""
 
 
 class CopyFailed(MapFailed):
@@ -291,6 +301,7 @@ BY_REASON: Mapping[str, type[Error]] = {
     "DEVICE_FULL": DeviceFull,
     "SET_TOO_LARGE": SetTooLarge,
     "NOT_SEALED": NotSealed,
+    "TURN_HELD": TurnHeld,
     "ALREADY_SEALED": AlreadySealed,
     "SESSION_LOST": SessionLost,
     "PINNED": Pinned,
@@ -308,7 +319,7 @@ BY_REASON: Mapping[str, type[Error]] = {
 """The class of each reason that has one of its own."""
 
 _BY_NAME: Mapping[str, type[Error]] = {
-    kind.__name__: kind for kind in (Error, DeviceMemory, NotMapped, CopyFailed, FileMissing, Forked, HandleClosed)
+    kind.__name__: kind for kind in (Error, DeviceMemory, NotMapped, Away, CopyFailed, FileMissing, Forked, HandleClosed)
 }
 
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 import ctypes
 import inspect
 import threading
+import traceback
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -31,7 +32,7 @@ from vramd import _native
 from vramd._checkpoint import BITS, Entry
 from vramd._torch_pool import ManagedPool, Pool, asleep_with, managed_pool, pool, quota_as_memory, sleep, wake_up
 from vramd.errors import NotResident
-from vramd.weights import NATIVE
+from vramd.weights import NATIVE, PYTORCH_ONLY
 
 if TYPE_CHECKING:
     from vramd.weights import Weights
@@ -40,8 +41,8 @@ __all__ = [
     "ManagedPool", "Movable", "Pool", "debug", "managed_pool", "movable", "on_meta", "pool", "quota_as_memory", "sleep", "wake_up",
 ]
 
-_TYPES = NATIVE | {"F4": "float4_e2m1fn_x2", "F8_E8M0": "float8_e8m0fnu"}
-"""The name of each type in this module's `torch`. Two elements of F4 are one of PyTorch's."""
+_TYPES = NATIVE | PYTORCH_ONLY
+"""The name of each type in this module's `torch`."""
 
 _unheld: dict[int, tuple[Weights, str]] = {}
 """The storages of tensors without a pin of their own, by their address in PyTorch, for debug mode."""
@@ -54,25 +55,44 @@ def dtype_of(name: str, entry: Entry) -> torch.dtype:
     return kind
 
 
+def shape_of(name: str, entry: Entry) -> tuple[int, ...]:
+    if BITS[entry.dtype] != 4:
+        return entry.shape
+    *rows, count = entry.shape or (1,)
+    if count % 2:
+        raise TypeError(f"tensor {name!r} has an odd number of F4 elements in a row, and PyTorch takes pairs")
+    return (*rows, count // 2)
+
+
 def tensors_of(weights: Weights, *, hold: bool) -> dict[str, torch.Tensor]:
     """See `Weights.tensors`."""
-    kinds = {name: dtype_of(name, weights.entry(name)) for name in weights}
-    return {name: tensor_of(weights, name, kind, hold=hold) for name, kind in kinds.items()}
+    tensors: dict[str, torch.Tensor] = {}
+    problems: list[str] = []
+    for name in weights:
+        try:
+            tensors[name] = tensor_of(weights, name, hold=hold)
+        except TypeError as problem:
+            problems.append(str(problem))
+    if problems:
+        warnings.warn(f"{weights!r}, left out: {listed(problems)}", stacklevel=3)
+    return tensors
 
 
-def tensor_of(weights: Weights, name: str, kind: torch.dtype, *, hold: bool) -> torch.Tensor:
+def tensor_of(weights: Weights, name: str, *, hold: bool) -> torch.Tensor:
+    """One tensor. `TypeError` if PyTorch cannot have it."""
     entry = weights.entry(name)
-    shape = entry.shape
-    if BITS[entry.dtype] == 4:
-        *rows, count = shape or (1,)
-        if count % 2:
-            raise TypeError(f"tensor {name!r} has an odd number of F4 elements in a row, and PyTorch takes pairs")
-        shape = (*rows, count // 2)
-    raw = held(weights.memory, entry) if hold else unheld(weights, name, entry)
-    return raw.view(kind).view(shape)
+    kind, shape = dtype_of(name, entry), shape_of(name, entry)
+    return bytes_of(weights, name, hold=hold).view(kind).view(shape)
 
 
-def held(memory: _native.Memory, entry: Entry) -> torch.Tensor:
+def bytes_of(weights: Weights, name: str, *, hold: bool) -> torch.Tensor:
+    """The same as bytes, whatever its type."""
+    if hold or weights.always_held:
+        return held(weights.memory_of(name), weights.entry(name))
+    return unheld(weights, name, weights.entry(name))
+
+
+def held(memory: _native.Memory | _native.MappedFile, entry: Entry) -> torch.Tensor:
     """The bytes of a tensor, whose parts stay on the device while the result or a view of it lives."""
     view = memory.tensor(entry.nbytes, "uint8", entry.start)
     if memory.is_device_memory:
@@ -141,21 +161,25 @@ def bind(
 ) -> None:
     """See `Weights.bind`."""
     called = rename if rename is not None else lambda name: name
-    tensors = tensors_of(weights, hold=hold)
+    # Only what the module has, since PyTorch may lack the types of other tensors.
+    tensors: dict[str, torch.Tensor] = {}
     slots = list(slots_of(module))
     # A parameter that is shared has several names, and the checkpoint may have one of them.
     found: dict[int, tuple[str, torch.Tensor]] = {}
     for slot in slots:
         name = called(slot.name)
-        if name in tensors and slot.old is not None and id(slot.old) not in found:
+        if name in weights and slot.old is not None and id(slot.old) not in found:
+            if name not in tensors:
+                tensors[name] = tensor_of(weights, name, hold=hold)
             found[id(slot.old)] = (name, fitted(slot, tensors[name]))
-    missing, unused = unmatched(slots, found, tensors, called)
+    missing, unused = unmatched(slots, found, weights, called)
     if strict and (missing or unused):
         raise ValueError(
             f"{weights!r} does not fit {type(module).__name__}: it lacks {listed(missing)}, and the module lacks "
             f"{listed(unused)}. `strict=False` leaves these as they are"
         )
-    device = next(iter(tensors.values())).device
+    some = next(iter(tensors.values()), None)
+    device = (some if some is not None else bytes_of(weights, next(iter(weights)), hold=hold)).device
     new: dict[int, torch.Tensor] = {}
     for slot in slots:
         if slot.old is not None and id(slot.old) not in new:
@@ -169,7 +193,7 @@ def bind(
 
 
 def unmatched(
-    slots: Sequence[Slot], found: Mapping[int, object], stored: Mapping[str, object], called: Callable[[str], str]
+    slots: Sequence[Slot], found: Mapping[int, object], stored: Iterable[str], called: Callable[[str], str]
 ) -> tuple[list[str], list[str]]:
     """The names of places that get no content, and of stored tensors that belong to no place."""
     names = {called(slot.name) for slot in slots}
@@ -388,6 +412,8 @@ def movable(
     computes. The pins of a block end once its work on the current stream is done. The order of the blocks is declared
     to the daemon (`passes` times, 0 for ever), which brings the next ones ahead; `passes=None` declares nothing.
     """
+    if weights.always_held:
+        raise TypeError(f"{weights!r} is read in place: its files never leave, so there is nothing to bring back")
     chosen = list(blocks) if blocks is not None else longest_list(module)
     made = Movable(module, weights, chosen)
     if passes is not None and len(made._steps) > 1:
@@ -500,22 +526,27 @@ def save(
     entries = {key: placed[targets[key]] for key in tensors}
     index = _weights.index_bytes(entries, metadata or {}, [])
     end = max(entry.end for entry in placed.values())
-    memory = client.allocate(end + len(index), name=name, lifetime="persistent", uninitialized=True, **options)
+    made: list[_native.Allocation | _native.Sealed] = []
+    view: torch.Tensor | None = None
     try:
+        memory = client.allocate(end + len(index), name=name, lifetime="persistent", uninitialized=True, **options)
+        made.append(memory)
         with torch.no_grad():
             for key, entry in placed.items():
-                bytes_of = held(memory, entry)
-                bytes_of.view(tensors[key].dtype).view(tensors[key].shape).copy_(tensors[key])
+                view = held(memory, entry)
+                view.view(tensors[key].dtype).view(tensors[key].shape).copy_(tensors[key])
                 if memory.is_device_memory:
                     # The memory may leave once the view is gone.
-                    torch.cuda.current_stream(bytes_of.device).synchronize()
-                del bytes_of
+                    torch.cuda.current_stream(view.device).synchronize()
+                view = None
         memory.copy_from(index, end)
-        sealed = memory.seal()
-    except BaseException:
-        _weights.free_after_failure(memory)
+        return _weights.Weights(memory.seal(), client)
+    except BaseException as error:
+        # A view that still lived would keep the memory.
+        view = None
+        traceback.clear_frames(error.__traceback__)
+        _weights.free_after_failure(made, error)
         raise
-    return _weights.Weights(sealed, client)
 
 
 def type_of(name: str, tensor: torch.Tensor) -> str:

@@ -22,9 +22,11 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import astuple
+from functools import partial
+from itertools import starmap
 from typing import TYPE_CHECKING, Any, Literal
 
 from vramd import _native
@@ -42,7 +44,7 @@ from vramd._checkpoint import (
     parse_header,
     refuse,
 )
-from vramd.errors import Deadline, Error, FailedPrecondition, NameTaken, NotFound, NotSealed, OtherContent
+from vramd.errors import Deadline, Error, FailedPrecondition, HandleClosed, NameTaken, NotFound, NotSealed, OtherContent
 
 if TYPE_CHECKING:
     import torch
@@ -56,8 +58,11 @@ COPY_THREADS = 8
 INDEX_BYTES_MAX = 256 << 20
 LOAD_SECONDS = 600.0
 POLL_SECONDS = 0.02
+CLEAN_UP_SECONDS = 0.5
+"""How long an interrupted call waits until what it made is freed."""
 
 Progress = Callable[[int, int], object]
+Where = Literal["in_place", "device"]
 
 
 class Weights:
@@ -66,6 +71,9 @@ class Weights:
     As a mapping it goes from names to `vramd.Tensor`s, which any library with DLPack takes. `tensors` and `bind` are
     for PyTorch. The memory stays while this object, or a tensor that holds it, lives.
     """
+
+    always_held = False
+    """Whether tensors made with `hold=False` keep their memory all the same."""
 
     def __init__(self, memory: _native.Sealed, client: _native.Client) -> None:
         self.memory = memory
@@ -78,6 +86,11 @@ class Weights:
         self._lock = threading.Lock()
         self._pins = [0] * memory.part_count
         self._part_bytes: int | None = None
+        self.copied_because: str | None = None
+        """Why `load` did not have the device read the files in place, although it was asked to or could have: a reason
+        of `vramd.fall_back.reason` on the page of metrics."""
+        self.copy_problem: str | None = None
+        """The same in one sentence, with the facts of this case."""
 
     @classmethod
     def attach(cls, name: str, *, client: _native.Client | None = None, unpinned: bool = False) -> Weights:
@@ -92,6 +105,11 @@ class Weights:
     def name(self) -> str | None:
         """As `tenant/name`."""
         return self.memory.name
+
+    @property
+    def where(self) -> Where:
+        """`in_place` if the device reads mapped files, `device` if the tensors lie in an allocation."""
+        return "device"
 
     @property
     def nbytes(self) -> int:
@@ -130,16 +148,25 @@ class Weights:
     def __getitem__(self, name: str) -> _native.Tensor:
         """A view of one tensor. It keeps the memory where it is."""
         entry = self.entry(name)
-        if entry.dtype not in NATIVE:
+        if entry.dtype in PYTORCH_ONLY:
             raise TypeError(f"tensor {name!r} has the type {entry.dtype}, which only PyTorch takes: use `tensors()`")
-        return self.memory.tensor(entry.shape, NATIVE[entry.dtype], entry.start)
+        if entry.dtype not in NATIVE:
+            raise TypeError(
+                f"tensor {name!r} has the type {entry.dtype}, which neither NumPy nor PyTorch has: take its bytes from "
+                "`memory_of(name)`, at those of `entry(name)`"
+            )
+        return self.memory_of(name).tensor(entry.shape, NATIVE[entry.dtype], entry.start)
+
+    def memory_of(self, name: str) -> _native.Sealed | _native.MappedFile:
+        """The memory in which a tensor lies, at the bytes of its `entry`."""
+        return self.memory
 
     def digest_of(self, name: str) -> str:
         """`sha256:` and the digest over one tensor's bytes, read from where they lie now."""
-        entry = self.entry(name)
+        entry, memory = self.entry(name), self.memory_of(name)
         digest = hashlib.sha256()
         for start in range(entry.start, entry.end, PIECE_BYTES):
-            digest.update(self.memory.copy_to(start, min(PIECE_BYTES, entry.end - start)))
+            digest.update(memory.copy_to(start, min(PIECE_BYTES, entry.end - start)))
         return f"sha256:{digest.hexdigest()}"
 
     def digests(self) -> dict[str, str]:
@@ -164,6 +191,7 @@ class Weights:
 
         With `hold` each keeps its memory on the device for as long as it lives. Without it a tensor is valid inside
         `with weights.pin():`, at the same address each time. The memory is sealed: a kernel that writes to it faults.
+        A tensor of a type that this PyTorch lacks is left out, and a `UserWarning` names it.
         """
         from vramd import torch as ours
 
@@ -181,9 +209,11 @@ class Weights:
 
         The module may be built on the device `meta`, so that it needs no memory of its own (`vramd.torch.on_meta`).
         Parameters that share one tensor still do afterwards, and a parameter of another shape with as many elements
-        keeps its shape. Buffers become private copies, since a module may write them. With `strict` a name that only
-        the module or only the checkpoint has is refused (`ValueError`), and the module is as it was. `rename` turns a
-        name of the module into one of the checkpoint. `hold` is that of `tensors`.
+        keeps its shape. The module takes the types of the checkpoint, as by `load_state_dict(assign=True)`. Buffers
+        become private copies, since a module may write them. With `strict` a name that only the module or only the
+        checkpoint has is refused (`ValueError`). So is a tensor of the module whose type this PyTorch lacks
+        (`TypeError`). The module is then as it was. `rename` turns a name of the module into one of the checkpoint.
+        `hold` is that of `tensors`.
         """
         from vramd import torch as ours
 
@@ -272,6 +302,8 @@ NATIVE = {
     "BF16": "bfloat16", "F32": "float32", "F64": "float64", "C64": "complex64",
 }  # fmt: skip
 """The names of types that `vramd.Tensor` has too."""
+PYTORCH_ONLY = {"F4": "float4_e2m1fn_x2", "F8_E8M0": "float8_e8m0fnu"}
+"""The names of further types in PyTorch. Two elements of F4 are one of PyTorch's."""
 
 
 def load(
@@ -287,6 +319,7 @@ def load(
     wait: float = 0.0,
     timeout: float = LOAD_SECONDS,
     progress: bool | Progress = False,
+    where: Where | None = None,
 ) -> Weights:
     """Loads a checkpoint in the format safetensors, or attaches what another process has loaded under the name.
 
@@ -304,26 +337,80 @@ def load(
     kernel says of them: inode, size, and the times of their last write and change. If these differ, and for a file in
     place, every byte is compared. Other content raises `OtherContent`.
 
+    `where="in_place"` has the device read the files where this process maps them. Nothing is allocated or charged, and
+    all processes share the pages. That needs a device that reads host memory, and files that never change. Otherwise the
+    checkpoint is copied, `Weights.copied_because` says why, and the daemon counts it for operators. `name` and the
+    arguments for an allocation count for such a copy only. `where="device"` always makes an allocation. Without `where`
+    files are read in place where device memory and host memory are one, unless `name`, `lifetime`, `readers`,
+    `part_size` or `unpinned` asks for an allocation.
+
     A file that is no such checkpoint, or has a tensor without elements, raises `InvalidCheckpoint`, and nothing is
     allocated.
     """
-    if lifetime is None:
-        lifetime = "persistent" if name else "session"
+    if where not in (None, "in_place", "device"):
+        raise ValueError(f"where={where!r}: it is 'in_place', 'device' or None")
+    made: list[_native.Allocation | _native.Sealed] = []
     own = client if client is not None else shared_client()
-    options = {
-        "name": name, "device": device, "lifetime": lifetime, "readers": list(readers), "part_size": part_size,
+    options: dict[str, Any] = {
+        "name": name, "device": device, "lifetime": lifetime, "readers": readers, "part_size": part_size,
         "unpinned": unpinned, "wait": wait,
     }  # fmt: skip
+    try:
+        return load_or_attach(own, source, options, timeout, progress, where, made)
+    except BaseException as error:
+        free_after_failure(made, error)
+        raise
+
+
+def load_or_attach(
+    own: _native.Client,
+    source: str | os.PathLike[str],
+    options: dict[str, Any],
+    timeout: float,
+    progress: bool | Progress,
+    where: Where | None,
+    made: list[_native.Allocation | _native.Sealed],
+) -> Weights:
+    """Does what `load` says. Allocations go into `made`, for the caller to free after a failure."""
+    name, lifetime, unpinned = options["name"], options["lifetime"], options["unpinned"]
+    needs_allocation = any(
+        (name is not None, lifetime is not None, options["readers"], options["part_size"] is not None, unpinned)
+    )
+    if lifetime is None:
+        options["lifetime"] = "persistent" if name else "session"
+    options["readers"] = list(options["readers"])
+    from vramd import _in_place
+
     deadline = time.monotonic() + timeout
     with Checkpoint.open(source) as checkpoint:
+        not_mapped = _in_place.NotMapped(None)
+        device = options["device"]
+        if name is None or where == "in_place":
+            mapped = _in_place.map_checkpoint(own, checkpoint, device, where, needs_allocation=needs_allocation)
+            if isinstance(mapped, _in_place.MappedWeights):
+                with Meter(checkpoint.nbytes, progress) as meter:
+                    meter.add(checkpoint.nbytes)
+                return mapped
+            not_mapped = mapped
         while True:
             if name is not None:
                 found = attach(own, name, deadline, unpinned=unpinned)
                 if found is not None:
                     check_same(found, checkpoint)
+                    if where == "in_place":
+                        # The process that made the allocation has had the copy counted.
+                        found.copied_because, found.copy_problem = not_mapped.reason, not_mapped.problem
                     return found
+                if where is None:
+                    # Only now, so that a process that attaches asks nothing.
+                    mapped = _in_place.map_checkpoint(own, checkpoint, device, where, needs_allocation=True)
+                    assert isinstance(mapped, _in_place.NotMapped)
+                    not_mapped = mapped
             try:
-                return place(own, checkpoint, options, progress)
+                placed = place(own, checkpoint, options, progress, made)
+                placed.copied_because, placed.copy_problem = not_mapped.reason, not_mapped.problem
+                not_mapped.count_copy(own, checkpoint)
+                return placed
             except NameTaken:
                 # Another process was first: it is loading, or has just loaded.
                 if time.monotonic() >= deadline:
@@ -358,52 +445,68 @@ def save(
 
 
 def place(
-    client: _native.Client, checkpoint: Checkpoint, options: Mapping[str, Any], progress: bool | Progress
+    client: _native.Client,
+    checkpoint: Checkpoint,
+    options: Mapping[str, Any],
+    progress: bool | Progress,
+    made: list[_native.Allocation | _native.Sealed],
 ) -> Weights:
     """Makes the allocation: the file itself where that is possible, else a copy."""
     if len(checkpoint.files) == 1 and checkpoint.is_aligned():
+        in_place = partial(client.load, checkpoint.files[0].path, copy=False, **options)
         try:
-            sealed = client.load(checkpoint.files[0].path, copy=False, **options)
+            # No handler of a signal runs between the call and the entry in the list, as none of these is Python's code.
+            made.extend(starmap(in_place, [()]))
         except FailedPrecondition as refused:
             if refused.reason != "FILE_MUTABLE":
                 raise
         else:
-            return opened(sealed, client, checkpoint)
+            return opened(made[-1], client, checkpoint)
     entries = layout({name: (entry.dtype, entry.shape, entry.nbytes) for name, (_, entry) in checkpoint.tensors.items()})
     metadata = {key: text for file in checkpoint.files for key, text in file.metadata.items()}
     sources = [[os.fspath(file.path), *astuple(file.identity)] for file in checkpoint.files]
     index = index_bytes(entries, metadata, sources)
     end = max(entry.end for entry in entries.values())
     memory = client.allocate(end + len(index), uninitialized=True, **options)
-    try:
-        with Meter(checkpoint.nbytes, progress) as meter:
-            copy_files(memory, checkpoint, entries, meter)
-        memory.copy_from(index, end)
-        for file in checkpoint.files:
-            if file.has_changed():
-                raise OtherContent(f"{file.path} was written while it was loaded: nothing of it is served")
-        sealed = memory.seal()
-    except BaseException:
-        free_after_failure(memory)
-        raise
-    return opened(sealed, client, checkpoint)
+    made.append(memory)
+    with Meter(checkpoint.nbytes, progress) as meter:
+        copy_files(memory, checkpoint, entries, meter)
+    memory.copy_from(index, end)
+    for file in checkpoint.files:
+        if file.has_changed():
+            raise OtherContent(f"{file.path} was written while it was loaded: nothing of it is served")
+    return opened(memory.seal(), client, checkpoint)
 
 
-def opened(sealed: _native.Sealed, client: _native.Client, checkpoint: Checkpoint) -> Weights:
+def opened(sealed: _native.Allocation | _native.Sealed, client: _native.Client, checkpoint: Checkpoint) -> Weights:
     """Opens what this process has just made."""
-    try:
-        weights = Weights(sealed, client)
-        check_tensors(weights, checkpoint)
-        return weights
-    except BaseException:
-        free_after_failure(sealed)
-        raise
+    assert isinstance(sealed, _native.Sealed)
+    weights = Weights(sealed, client)
+    check_tensors(weights, checkpoint)
+    return weights
 
 
-def free_after_failure(memory: _native.Allocation | _native.Sealed) -> None:
-    """Frees memory after a failure, which is what the caller hears of. The exception would keep it and its name."""
-    with contextlib.suppress(Error):
-        memory.free()
+def free_after_failure(made: Iterable[_native.Allocation | _native.Sealed], error: BaseException) -> None:
+    """Frees memory after a failure, which is what the caller hears of. The exception would keep it and its name.
+
+    After Ctrl-C, or another end of the wait, this does not wait long for the daemon, which frees it once it answers.
+    """
+    interrupt = _native._Interrupt()
+    timer = threading.Timer(CLEAN_UP_SECONDS, interrupt.set)
+    is_patient = isinstance(error, Exception) and not isinstance(error, InterruptedError)
+    with contextlib.ExitStack() as stack:
+        if not is_patient:
+            stack.callback(timer.cancel)
+            stack.enter_context(interrupt)
+            timer.daemon = True
+            timer.start()
+        for memory in made:
+            with contextlib.suppress(Error, InterruptedError):
+                try:
+                    memory.free()
+                except HandleClosed:
+                    # It was sealed, and the failure has lost what `seal` returned.
+                    memory._free_by_id()
 
 
 def layout(tensors: Mapping[str, tuple[str, tuple[int, ...], int]]) -> dict[str, Entry]:
@@ -426,18 +529,20 @@ def copy_files(memory: _native.Allocation, checkpoint: Checkpoint, entries: Mapp
         with memory.pin(parts=range(1), write=True):
             pass
     local = threading.local()
-    stopped = threading.Event()
+    stopped, interrupt = threading.Event(), _native._Interrupt()
 
     def copy(piece: tuple[ShardFile, int, int, int]) -> None:
         file, source, target, count = piece
         if stopped.is_set():
             return
-        if not hasattr(local, "buffer"):
-            # Locking pages takes time, so a small checkpoint has a small buffer.
-            local.buffer = memory.staging_buffer(min(PIECE_BYTES, checkpoint.nbytes))
-        with memoryview(local.buffer)[:count] as buffer:
-            file.read_into(buffer, source)
-            memory.copy_from(buffer, target)
+        # A thread that waits for the daemon is not to outlast Ctrl-C, which only the main thread sees.
+        with interrupt:
+            if not hasattr(local, "buffer"):
+                # Locking pages takes time, so a small checkpoint has a small buffer.
+                local.buffer = memory.staging_buffer(min(PIECE_BYTES, checkpoint.nbytes))
+            with memoryview(local.buffer)[:count] as buffer:
+                file.read_into(buffer, source)
+                memory.copy_from(buffer, target)
         meter.add(count)
 
     with ThreadPoolExecutor(COPY_THREADS, "vramd-load") as pool:
@@ -448,6 +553,7 @@ def copy_files(memory: _native.Allocation, checkpoint: Checkpoint, entries: Mapp
                 job.result()
         finally:
             stopped.set()
+            interrupt.set()
 
 
 def pieces_of(checkpoint: Checkpoint, entries: Mapping[str, Entry]) -> Iterator[tuple[ShardFile, int, int, int]]:
@@ -553,7 +659,7 @@ def check_tensors(weights: Weights, checkpoint: Checkpoint) -> None:
     if theirs != ours:
         differing = next(name for name in [*theirs, *ours] if theirs.get(name) != ours.get(name))
         raise OtherContent(
-            f"{weights.name} has other tensors than {checkpoint.files[0].path}: {differing!r} is "
+            f"{weights!r} has other tensors than {checkpoint.files[0].path}: {differing!r} is "
             f"{ours.get(differing)} there, and {theirs.get(differing)} in the file"
         )
 
@@ -561,12 +667,12 @@ def check_tensors(weights: Weights, checkpoint: Checkpoint) -> None:
 def check_bytes(weights: Weights, checkpoint: Checkpoint) -> None:
     buffer = bytearray(PIECE_BYTES)
     for name, (file, entry) in checkpoint.tensors.items():
-        start = weights.entry(name).start
+        start, memory = weights.entry(name).start, weights.memory_of(name)
         for done in range(0, entry.nbytes, PIECE_BYTES):
             with memoryview(buffer)[: min(PIECE_BYTES, entry.nbytes - done)] as piece:
                 file.read_into(piece, entry.start + done)
-                if weights.memory.copy_to(start + done, len(piece)) != piece:
-                    raise OtherContent(f"tensor {name!r} of {weights.name} has other bytes than in {file.path}")
+                if memory.copy_to(start + done, len(piece)) != piece:
+                    raise OtherContent(f"tensor {name!r} of {weights!r} has other bytes than in {file.path}")
 
 
 class Meter:

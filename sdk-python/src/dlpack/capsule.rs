@@ -13,7 +13,7 @@ use super::{
     abi::{DataType, Device, FLAG_READ_ONLY, Managed, Tensor, VERSION, Versioned},
     device,
 };
-use crate::{dtype::DType, view::View};
+use crate::{dtype::DType, held::Held};
 
 const NAME: &CStr = c"dltensor";
 const VERSIONED_NAME: &CStr = c"dltensor_versioned";
@@ -21,7 +21,7 @@ const VERSIONED_NAME: &CStr = c"dltensor_versioned";
 /// The content of a capsule: a C-contiguous tensor in the memory.
 #[derive(Debug)]
 pub(crate) struct Content {
-    pub(crate) view: View,
+    pub(crate) held: Held,
     pub(crate) offset: usize,
     pub(crate) dtype: DType,
     pub(crate) shape: Box<[i64]>,
@@ -39,7 +39,7 @@ struct Owned<T> {
 pub(crate) fn export<'py>(py: Python<'py>, content: Content, versioned: bool) -> PyResult<Bound<'py, PyAny>> {
     let tensor = describe(&content)?;
     let capsule = if versioned {
-        let flags = if content.view.is_writable() { 0 } else { FLAG_READ_ONLY };
+        let flags = if content.held.is_writable() { 0 } else { FLAG_READ_ONLY };
         let managed = Versioned {
             version: VERSION,
             context: ptr::null_mut(),
@@ -56,11 +56,10 @@ pub(crate) fn export<'py>(py: Python<'py>, content: Content, versioned: bool) ->
 }
 
 fn describe(content: &Content) -> PyResult<Tensor> {
-    let facts = content.view.facts();
-    let (kind, number) = device(facts)?;
+    let (kind, number) = device(content.held.spot())?;
     let dims = |numbers: &[i64]| numbers.as_ptr().cast_mut();
     Ok(Tensor {
-        data: ptr::with_exposed_provenance_mut(content.view.address()? + content.offset),
+        data: ptr::with_exposed_provenance_mut(content.held.address()? + content.offset),
         device: Device { kind, number },
         ndim: i32::try_from(content.shape.len()).unwrap_or(i32::MAX),
         dtype: DataType { code: content.dtype.code, bits: content.dtype.bits, lanes: 1 },

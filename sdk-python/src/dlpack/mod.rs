@@ -10,7 +10,7 @@ use pyo3::{exceptions::PyBufferError, prelude::*};
 use vramd_client::cuda_ordinal;
 
 pub(crate) use self::capsule::{Content, export};
-use crate::{error::Fault, shared::Facts};
+use crate::{error::Fault, held::Spot};
 
 /// The arguments of `__dlpack__`, as a library passes them.
 #[derive(Debug)]
@@ -25,18 +25,18 @@ impl ExportRequest {
     /// Refuses requests other than for the memory itself, where it lies.
     ///
     /// It waits for no stream: the SDK's copies have ended when they return, and the program orders its own kernels.
-    pub(crate) fn check(&self, facts: &Facts, is_writable: bool) -> PyResult<()> {
-        let own = device(facts)?;
+    pub(crate) fn check(&self, spot: Spot<'_>, is_writable: bool) -> PyResult<()> {
+        let own = device(spot)?;
         if self.dl_device.is_some_and(|device| device != own) {
             return Err(PyBufferError::new_err("the memory stays on its device: copy it there first"));
         }
         if self.copy == Some(true) {
             return Err(PyBufferError::new_err("no copies are made here: use copy_to or copy_into"));
         }
-        if !facts.is_device() && self.stream.is_some_and(|stream| stream != -1) {
+        if !spot.is_device && self.stream.is_some_and(|stream| stream != -1) {
             return Err(PyBufferError::new_err("memory of the CPU has no stream"));
         }
-        if facts.is_device() && self.stream == Some(0) {
+        if spot.is_device && self.stream == Some(0) {
             return Err(PyBufferError::new_err(
                 "stream 0 is ambiguous: 1 is the legacy default, 2 the per-thread one",
             ));
@@ -56,11 +56,11 @@ impl ExportRequest {
 }
 
 /// The kind and number of a device, as `__dlpack_device__` returns them.
-pub(crate) fn device(facts: &Facts) -> PyResult<(i32, i32)> {
-    if !facts.is_device() {
+pub(crate) fn device(spot: Spot<'_>) -> PyResult<(i32, i32)> {
+    if !spot.is_device {
         return Ok((abi::CPU, 0));
     }
-    let uuid = &facts.info.device;
+    let uuid = spot.uuid;
     let unseen = || Fault::own("Error", format!("CUDA does not show {uuid} to this process"));
     let ordinal = cuda_ordinal(uuid).ok_or_else(unseen)?;
     Ok((abi::CUDA, ordinal))

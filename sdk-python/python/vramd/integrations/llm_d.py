@@ -12,13 +12,14 @@ The agent's package is not needed here: it takes any object with these two metho
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Final, Literal, Protocol
 
 import torch
 
 from vramd import _native
-from vramd import torch as ours
 from vramd._torch_pool import Pool, all_pools
 from vramd.errors import NotOwner, Pinned
 from vramd.integrations import modules
@@ -43,7 +44,7 @@ class Workload:
     A tag of `memory` may be that of pools too. The objects are allocations, sealed memory and weights.
     """
 
-    supported_modes: Final = ("offload", "discard")
+    supported_modes: Final = tuple(LEVELS)
     default_mode: Final = "offload"
 
     def __init__(
@@ -76,9 +77,8 @@ class Workload:
                 for region in chosen:
                     gone.append(region)
                     region.leave(LEVELS[mode])
-            except BaseException:
-                for region in gone:
-                    region.come_back(self._wait)
+            except BaseException as error:
+                _undo(error, [partial(region.come_back, self._wait) for region in gone])
                 raise
 
     def restore(self, tags: Collection[str] = ()) -> None:
@@ -92,10 +92,25 @@ class Workload:
                 for region in self._chosen(tags):
                     region.come_back(self._wait)
                     back.append(region)
-            except BaseException:
-                for region in back:
-                    region.leave(1)
+            except BaseException as error:
+                _undo(error, [partial(region.leave, 1) for region in back])
                 raise
+
+    @contextmanager
+    def away(self, *clients: _native.Client) -> Iterator[None]:
+        """In a `with` block nothing of the daemon is mapped in this process, so that it can be checkpointed.
+
+        All memory leaves as by `snapshot`, and then whatever else these sessions have (`vramd.Client.detach_all`); the
+        block's end brings all of it back, what left alone before it too. Name every client of the process whose memory is
+        mapped. If one has memory in use, everything comes back, and the error names it.
+        """
+        self.snapshot()
+        with ExitStack() as stack:
+            stack.callback(self.restore)
+            for client in clients:
+                client.detach_all()
+                stack.callback(client.attach_all)
+            yield
 
     def _chosen(self, tags: Collection[str]) -> list[Region]:
         wanted = {tags} if isinstance(tags, str) else set(tags)
@@ -112,6 +127,15 @@ class Workload:
         for shared in modules.all_shared():
             found.setdefault(SHARED_TAG, []).append(_SharedRegion(shared))
         return found
+
+
+def _undo(error: BaseException, steps: Iterable[Callable[[], None]]) -> None:
+    """Takes all steps, also after one that fails, and notes on `error` which failed."""
+    for step in steps:
+        try:
+            step()
+        except Exception as failed:
+            error.add_note(f"and what this call had done could not all be undone: {failed}")
 
 
 class _PoolRegion:
@@ -140,6 +164,8 @@ class _Handle:
     """One object of `Workload.memory`. Its handle pin is taken again if it had one."""
 
     def __init__(self, memory: _native.Memory | Weights) -> None:
+        if isinstance(memory, Weights) and memory.always_held:
+            raise TypeError(f"{memory!r} cannot leave: mapped files are no allocation (load by `where=\"device\"`)")
         self._memory = memory.memory if isinstance(memory, Weights) else memory
         self._was_pinned = False
 
