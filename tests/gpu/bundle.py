@@ -23,12 +23,13 @@ PROGRAMS = {
     "vramd": ["--bin", "vramd"],
     "vramctl": ["--bin", "vramctl"],
     "broker-driver": ["--bin", "contract-cuda"],
-    "vramd-tests": ["--bin", "gpu-suite", "--bin", "bench-rpc"],
+    "vramd-tests": ["--bin", "gpu-suite", "--bin", "bench-rpc", "--bin", "bare"],
     "core-bench": ["--bin", "core-bench"],
     "vramd-client": ["--example", "scratch", "--example", "compute", "--example", "torch_share"],
+    "vramd-preload": ["--lib"],
 }
-# The artefact that is no program; the torch cases load it.
-LIBRARY = "libtorch_share.so"
+# The artefacts that are no programs: the torch cases load one, and `vramctl run` finds the other beside itself.
+LIBRARIES = {"libtorch_share.so": "torch", "libvramd_preload.so": "bin"}
 # Packages that are tried or measured beside ours where there is PyTorch: their wheels, and the files that are needed.
 PEERS = {
     "torch_memory_saver==0.0.10": "786e18755a9af255ae692b0e19a62ff06861dbf55a19fa8545e62a100ab5a28f",
@@ -55,12 +56,12 @@ def main():
         (BUNDLE / folder).mkdir(parents=True)
     for program in programs:
         check_glibc(program)
-        shutil.copy(program, BUNDLE / ("torch" if program.name == LIBRARY else "bin"))
+        shutil.copy(program, BUNDLE / LIBRARIES.get(program.name, "bin"))
     for kernel in [*ROOT.glob("sdk-rust/examples/kernels/*"), *ROOT.glob("tests/gpu/kernels/*")]:
         shutil.copy(kernel, BUNDLE / "kernels")
     for module in ROOT.glob("tests/demo/*.py"):
         shutil.copy(module, BUNDLE / "demo")
-    for program in ("torch_share.py", "torch_model.py", "torch_saver.py", "torch_stream.py", "torch_weights.py", "torch_pool.py", "torch_large.py", "array_libraries.py"):
+    for program in ("torch_share.py", "torch_model.py", "torch_saver.py", "torch_stream.py", "torch_weights.py", "torch_pool.py", "torch_large.py", "torch_turns.py", "array_libraries.py", "preload.py", "checkpoint.py"):
         shutil.copy(ROOT / "tests/gpu" / program, BUNDLE / "torch")
     with zipfile.ZipFile(wheel) as package:
         # A folder for PYTHONPATH: there may be no pip where it goes.
@@ -91,7 +92,7 @@ def build():
     artifacts = [json.loads(line) for line in told.stdout.splitlines()]
     files = [pathlib.Path(file) for artifact in artifacts for file in artifact.get("filenames", [])]
     programs = [pathlib.Path(artifact["executable"]) for artifact in artifacts if artifact.get("executable")]
-    return [*programs, *(file for file in files if file.name == LIBRARY)]
+    return [*programs, *(file for file in files if file.name in LIBRARIES)]
 
 
 def build_package():
@@ -106,7 +107,8 @@ def build_package():
     ]
     print("$", *command, flush=True)
     subprocess.run(command, cwd=ROOT, check=True)
-    return sorted(out.glob("*.whl"))
+    [wheel] = out.glob("*.whl")
+    return wheel
 
 
 def fetch_peers():
@@ -120,8 +122,7 @@ def fetch_peers():
     ]
     print("$", *command, flush=True)
     subprocess.run(command, cwd=ROOT, check=True)
-    [wheel] = out.glob("*.whl")
-    return wheel
+    return sorted(out.glob("*.whl"))
 
 
 def check_glibc(program):

@@ -5,7 +5,8 @@ Needs an NVIDIA driver and Python's standard library. Stages run one after the o
 fails or hangs does not stop the others. The folder gets contract.json, e2e.json, hand_off.json, pins.json, copies.json, leak.json, log.txt, and
 core.json and rpc.json, for which no GPU is needed but a machine that is quiet. `--only residency` writes residency.json, and
 residency.md, its tables; `--only tiers` tiers.json and tiers.md; `--only stream` stream.json; `--only weights` weights.json;
-`--only pool` pool.json; `--only large` large.json; `--only arrays` arrays.json. Each runs only when it is named.
+`--only pool` pool.json; `--only large` large.json; `--only arrays` arrays.json; `--only preload` preload.json; `--only in_place`
+in_place.json; `--only turns` turns.json; `--only checkpoint` checkpoint.json. Each runs only when it is named.
 The exit status is 1 if any stage failed; a benchmark that misses its target says MISSED and is no failure.
 """
 
@@ -25,7 +26,7 @@ BIN = BUNDLE / "bin"
 # All stages together: what is left of it bounds each one.
 SECONDS_MAX = 560
 # Stages that run only when they are named: there is no time for them beside the others.
-APART = ("residency", "tiers", "stream", "weights", "pool", "large", "arrays")
+APART = ("residency", "tiers", "stream", "weights", "pool", "large", "arrays", "preload", "in_place", "turns", "checkpoint")
 # Stages whose report has a page of tables.
 PAGED = ("residency", "tiers")
 # How long a stage that is ended may take to end its own processes.
@@ -128,6 +129,10 @@ def plan(folder, scratch, quick, directory):
         Stage("pool", 500, sys.executable, BUNDLE / "torch" / "torch_pool.py", BIN, "--json", folder / "pool.json", *quick),
         Stage("large", 200, sys.executable, BUNDLE / "torch" / "torch_large.py", BIN, "--json", folder / "large.json", *quick, *directory),
         Stage("arrays", 200, sys.executable, BUNDLE / "torch" / "array_libraries.py", BIN, "--json", folder / "arrays.json"),
+        Stage("turns", 560, sys.executable, BUNDLE / "torch" / "torch_turns.py", BIN, "--json", folder / "turns.json", *quick),
+        Stage("in_place", 120, suite, "e2e", "--case", "weights read in place", "--json", folder / "in_place.json"),
+        Stage("preload", 400, sys.executable, BUNDLE / "torch" / "preload.py", BIN, "--json", folder / "preload.json", *quick),
+        Stage("checkpoint", 120, sys.executable, BUNDLE / "torch" / "checkpoint.py", BIN, "--json", folder / "checkpoint.json", *quick),
         Stage("leak", 280, suite, "leak", "--json", folder / "leak.json", *quick),
         Stage("core", 120, BIN / "core-bench", *quick, folder / "core.json"),
         Stage("batch", 60, BIN / "bench-rpc", "batch", "--json", folder / "core.json", *quick),
@@ -199,7 +204,7 @@ def sign(folder, given):
             for run in [whole, *(part["run"] for part in whole.values() if isinstance(part, dict) and "run" in part)]:
                 run.update({key: build[key] for key in ("commit", "changed_since", "rustc") if key in run and key in build})
             (folder / name).write_text(json.dumps(whole, indent=2) + "\n")
-    for stage in ("pins", "copies", "residency", "tiers", "stream", "weights", "pool", "large", "arrays"):
+    for stage in ("pins", "copies", "residency", "tiers", "stream", "weights", "pool", "large", "arrays", "preload", "turns", "checkpoint"):
         if found := load(folder / f"{stage}.json"):
             run = {
                 "build": load(BUNDLE / "build.json"),

@@ -69,10 +69,7 @@ def main():
     if wanted.child:
         return child(torch, vramd, wanted.child)
     with tempfile.TemporaryDirectory(prefix="vramd-pool-", dir=os.environ.get("VRAMD_TESTS_HOME", "/tmp")) as home:
-        daemon = Daemon(wanted.programs, pathlib.Path(home))
-        text = CONFIGURATION.format(home=home, host=16 if wanted.quick else 52)
-        (pathlib.Path(home) / "vramd.toml").write_text(text)
-        with daemon:
+        with Daemon(wanted.programs, pathlib.Path(home), CONFIGURATION, host=16 if wanted.quick else 52) as daemon:
             os.environ["VRAMD_SOCKET_DIR"] = daemon.environment["VRAMD_SOCKET_DIR"]
             daemon.await_pinned()
             report = Run(torch, vramd, daemon, wanted).all()

@@ -364,9 +364,10 @@ def small(torch, transformers, vramd, config, folder):
 
 
 class Daemon:
-    def __init__(self, programs, home):
+    def __init__(self, programs, home, configuration=CONFIGURATION, **values):
         self.programs, self.home = programs.resolve(), home
-        (home / "vramd.toml").write_text(CONFIGURATION.format(home=home))
+        home.mkdir(exist_ok=True)
+        (home / "vramd.toml").write_text(configuration.format(home=home, **values))
         self.environment = {**os.environ, "VRAMD_SOCKET_DIR": str(home / "run")}
 
     def __enter__(self):
@@ -391,6 +392,7 @@ class Daemon:
     def vramctl(self, *words):
         done = subprocess.run([self.programs / "vramctl", *words], env=self.environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
+        return done.stdout
 
     def child(self, what, folder, quick):
         command = [sys.executable, __file__, self.programs, what, folder, *(["--quick"] if quick else [])]

@@ -4,6 +4,7 @@
 //! context. `e2e/actor.rs` is the other side.
 
 mod capture;
+mod files;
 mod memory;
 mod pins;
 mod turner;
@@ -62,6 +63,10 @@ impl Actor {
                     _ => Memory::attach(client, words.first().context("a name")?)?,
                 };
                 self.memory.insert(memory).facts()
+            }
+            "in-place" => {
+                let client = self.client.as_ref().context("no session is open")?;
+                files::read(client, self.gpu()?, words.first().context("a path")?)?
             }
             "seal" => {
                 let sealed = self.memory.take().context("no memory")?.seal()?;

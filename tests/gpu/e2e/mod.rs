@@ -4,6 +4,7 @@
 mod actor;
 mod capture;
 mod faults;
+mod files;
 mod fixed;
 mod in_place;
 mod memory;
@@ -65,6 +66,7 @@ const CASES: &[(&str, Case)] = &[
     ("accessed in place, and moved", in_place::accessed_and_moved),
     (FOUR_TIMES, |world| turns::three_tenants(Driver::Cuda, Below::Host, world.quick)),
     (TEN_TIMES, |world| turns::three_tenants(Driver::Cuda, Below::HostAndDisk, world.quick)),
+    ("weights read in place", files::read_in_place),
     ("stream capture beside the SDK", capture::beside_the_sdk),
     ("torch", torch::shares_the_context),
     ("torch shares a model", torch::shares_a_model),
