@@ -91,7 +91,7 @@ pub(crate) enum Fact {
     CallsEnded,
     /// A part in the line may be wanted by no session any longer.
     WaiterUnwanted(PartRef),
-    /// A started waiter took cached extents that another counted on.
+    /// Cached extents that a waiter counted on were taken by another, or given up for another reason.
     CachedTaken,
     /// A part began to leave for a waiter, and another waiter counts on a session in doubt.
     EvictedInDoubt,

@@ -66,7 +66,7 @@ impl Broker {
         self.check_loads(tenant)?;
         // Cached extents are released for the next try.
         if let Err(ages) = self.check_extent_count(&BTreeSet::new(), plan.part_count) {
-            self.release_cached(ages);
+            self.give_up_cached(ages);
             return Err(self.batch_refusal(tenant, &BatchShortage::Extents(Vec::new())));
         }
         let (allocation, extents_left) = self.create_allocation(op, session, tenant, &plan)?;

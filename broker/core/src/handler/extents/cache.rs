@@ -154,7 +154,7 @@ impl Broker {
         if let Some(next) = next {
             self.arm(next, Timer::Cached);
         }
-        self.release_cached(due);
+        self.give_up_cached(due);
     }
 
     /// Releases all cached extents of one device, or of all.

@@ -120,6 +120,15 @@ impl Broker {
         self.release_now_if_awaited(&given_up);
     }
 
+    /// The same for a reason that is none of the line. A batch that waits may have counted on them.
+    pub(crate) fn give_up_cached(&mut self, ages: impl IntoIterator<Item = Age>) {
+        let given_up = self.start_cached_release(ages);
+        if !given_up.is_empty() && !self.line.is_empty() {
+            self.follow_ups.push(Fact::CachedTaken);
+        }
+        self.release_now_if_awaited(&given_up);
+    }
+
     pub(crate) fn start_cached_release(&mut self, ages: impl IntoIterator<Item = Age>) -> Vec<ExtentId> {
         let mut given_up = Vec::new();
         for age in ages {

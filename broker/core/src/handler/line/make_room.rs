@@ -13,6 +13,7 @@ use vramd_types::{DeviceIndex, ExtentId};
 
 use crate::{
     broker::Broker,
+    follow_up::Fact,
     ledger::Place,
     line::RoomPlan,
     moves::Cause,
@@ -52,6 +53,10 @@ impl Broker {
     /// Executes a plan. Returns the extents that leave because of it.
     pub(crate) fn execute(&mut self, plan: RoomPlan, cause: Cause) -> Vec<ExtentId> {
         let mut leaving = self.start_cached_release(plan.given_up);
+        // A batch that waits may have counted on them. The plans of the line itself know that.
+        if cause != Cause::Demand && !leaving.is_empty() && !self.line.is_empty() {
+            self.follow_ups.push(Fact::CachedTaken);
+        }
         if cause == Cause::Demand {
             for extent in &plan.awaited {
                 let part = self.pool.get(*extent).and_then(|extent| extent.part);

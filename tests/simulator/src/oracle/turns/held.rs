@@ -21,8 +21,15 @@ impl Oracle {
         // The daemon may ask at once for a reason of its own.
         let by_operator = is_operators && !turn.asked().is_some_and(|asked| asked.by_operator);
         let (limits, now) = (&self.limits.turns, self.facts.now);
+        // With a turn that was admitted in this event, the client was asked no more, and may be asked for another.
+        let turns = &self.facts.turns;
+        let mut admitted = turns.admitted.iter().filter_map(|it| turns.turns.get(it));
+        let is_for_another = admitted.any(|it| it.device == turn.device) && !turns.asked.contains(&id);
         // An operator's request turns into one of the daemon's own.
-        let is_new = turn.asked().is_none_or(|asked| asked.by_operator && !by_operator);
+        let is_new = turn.asked().is_none_or(|asked| match asked.by_operator {
+            true => !by_operator,
+            false => is_for_another,
+        });
         let holds = turn.granted().is_some() && is_new && within == limits.overdue_after;
         self.expect(TURN_HELD, holds, || format!("{id} is asked at {now:?} to yield {turn:?}"));
         if let Some(turn) = self.facts.turns.turns.get_mut(&id)
