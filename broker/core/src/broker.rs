@@ -17,12 +17,11 @@ use crate::{
     line::Line,
     moves::Moves,
     pool::Pool,
-    residency::{AllocationTable, ManagedCharges, Mappings},
+    residency::{AllocationTable, Mappings},
     settings::Settings,
     shell::Shell,
     tenancy::{PinTable, SessionTable, Tenants},
     time::Time,
-    turns::Turns,
     view::StoredQuotas,
 };
 
@@ -38,8 +37,6 @@ pub struct Broker {
     pub(crate) ledger: Ledger,
     pub(crate) sessions: SessionTable,
     pub(crate) allocations: AllocationTable,
-    /// Memory that clients allocate in their own processes.
-    pub(crate) managed: ManagedCharges,
     pub(crate) pool: Pool,
     pub(crate) pins: PinTable,
     pub(crate) requests: Requests,
@@ -48,8 +45,6 @@ pub struct Broker {
     pub(crate) line: Line,
     /// Parts that move between tiers, and their backing.
     pub(crate) moves: Moves,
-    /// Working sets, and turns of sessions on them.
-    pub(crate) turns: Turns,
     pub(crate) usage: Usage,
     pub(crate) node: NodeState,
     #[cfg(feature = "planted")]
@@ -88,14 +83,12 @@ impl Broker {
             ledger,
             sessions: SessionTable::new(epoch),
             allocations: AllocationTable::new(epoch),
-            managed: ManagedCharges::default(),
             pool: Pool::new(epoch),
             pins: PinTable::default(),
             requests: Requests::default(),
             mapping: Mappings::default(),
             line: Line::default(),
             moves: Moves::default(),
-            turns: Turns::default(),
             usage: Usage::new(config.eviction, &config.victim_script),
             node: NodeState::new(Settings::of(&config)),
             #[cfg(feature = "planted")]

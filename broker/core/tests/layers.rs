@@ -101,3 +101,13 @@ fn no_folder_calls_a_higher_layer() {
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
+
+/// A table of its own is for what several folders share; the rest stands in the table that it belongs to.
+#[test]
+fn the_broker_has_few_fields() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/broker.rs");
+    let text = fs::read_to_string(path).expect("a source file");
+    let fields = text.split("pub struct Broker {").nth(1).and_then(|rest| rest.split("\n}").next());
+    let fields: Vec<_> = names(fields.expect("the struct"), "\n    pub(crate) ", ':').collect();
+    assert!((10..=16).contains(&fields.len()), "the fifteen and the planted bug: {fields:?}");
+}

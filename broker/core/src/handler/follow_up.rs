@@ -18,7 +18,7 @@
 //! - Relief of pressure tries each part once between two samples. A late backing takes a part off the list of
 //!   parts without any. A change of a quota goes on once, when its extents have left.
 //! - A prefetch request that begins leaves its queue, and none enters one. Otherwise it has victims leave, as a scan
-//!   does, or stops a move, and waits for the next event.
+//!   does, or stops a move, and is tried again once something else has changed.
 //! - A turn that waits is admitted or refused once, and makes one call. An owner is asked to yield once.
 //! - A forecast is dropped once its parts have begun to come, and only a pin call makes one.
 //! - The level of a place is a function of its balance.
@@ -186,7 +186,7 @@ impl Broker {
     }
 
     fn advance_turns_if_any(&mut self) {
-        if !self.turns.is_empty() {
+        if !self.sessions.turns.is_empty() {
             self.follow_ups.add(Work::AdvanceTurns);
         }
     }
@@ -194,7 +194,7 @@ impl Broker {
     /// The line may need an owner to yield, a quantum from now at the earliest.
     fn advance_turns_if_unwatched(&mut self) {
         let soon = self.shell.now.after(self.config.limits.turns.quantum);
-        if self.turns.alarm.is_none_or(|alarm| alarm > soon) {
+        if self.sessions.turns.alarm.is_none_or(|alarm| alarm > soon) {
             self.advance_turns_if_any();
         }
     }

@@ -32,7 +32,7 @@ pub(crate) fn managed_on(plans: &[AllocationPlan], place: Place) -> Bytes {
 impl Broker {
     /// The session whose turn waits on the device and was requested last, for `TurnStarved`.
     pub(crate) fn last_turn_waiting(&self, device: DeviceIndex) -> Option<SessionId> {
-        let waiting = self.turns.on(device).filter(|(_, turn)| turn.is_waiting());
+        let waiting = self.sessions.turns.on(device).filter(|(_, turn)| turn.is_waiting());
         waiting.max_by_key(|(_, turn)| turn.arrival).map(|(session, _)| session)
     }
 

@@ -58,7 +58,7 @@ fn recompute(broker: &Broker, scope: &Scope) -> BTreeMap<(TenantId, Place), Acco
             }
         }
     }
-    for (_, it) in broker.managed.iter() {
+    for (_, it) in broker.allocations.managed.iter() {
         add((it.tenant(), it.place()), it.bytes(), |a| &mut a.settled);
     }
     for (_, backing) in broker.moves.backings.iter() {

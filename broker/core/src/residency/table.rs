@@ -8,7 +8,7 @@ use std::{
 
 use vramd_types::{AllocationId, Bytes, DeviceIndex, IdSource, SessionId};
 
-use super::{Allocation, AllocationState, MapState, allocation::Entry};
+use super::{Allocation, AllocationState, ManagedCharges, MapState, allocation::Entry};
 use crate::{
     collections::IdMap,
     event::PartRef,
@@ -26,6 +26,8 @@ pub(crate) struct AllocationTable {
     /// Bytes in host memory of allocations that are accessed in place, by tenant and device. There is no
     /// entry for zero.
     in_place: BTreeMap<(TenantId, DeviceIndex), Bytes>,
+    /// Memory that clients allocate in their own processes.
+    pub(crate) managed: ManagedCharges,
     pub(crate) changed_keys: ChangedKeys<AllocationId>,
 }
 
@@ -66,6 +68,7 @@ impl AllocationTable {
             by_tenant: ByTenant::default(),
             states: Default::default(),
             in_place: BTreeMap::new(),
+            managed: ManagedCharges::default(),
             changed_keys: ChangedKeys::default(),
         }
     }

@@ -10,7 +10,7 @@ use vramd_types::{AllocationId, Bytes, DeviceIndex, IdSource, SessionId};
 use super::{ByTenant, Doubt, MapQueue, RequestLog, SessionState, TenantId, Trust, Words};
 use crate::{
     collections::IdMap, event::ChannelId, limits::REMEMBERED_BYTES_PER_UID_MAX, observed::ChangedKeys,
-    time::Time,
+    time::Time, turns::Turns,
 };
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -140,6 +140,8 @@ pub(crate) struct SessionTable {
     /// The bytes of all logs of requests, by uid. There is no entry for zero.
     remembered: BTreeMap<u32, usize>,
     pub(crate) trust: Trust,
+    /// Working sets, and turns of sessions on them.
+    pub(crate) turns: Turns,
     pub(crate) changed_keys: ChangedKeys<SessionId>,
 }
 
@@ -153,6 +155,7 @@ impl SessionTable {
             by_tenant: ByTenant::default(),
             remembered: BTreeMap::new(),
             trust: Trust::default(),
+            turns: Turns::default(),
             changed_keys: ChangedKeys::default(),
         }
     }

@@ -220,7 +220,7 @@ impl Broker {
         planted!(self, NameNotFreed => self.allocations.restore_name(id));
         self.advance_allocation(id, AllocationEvent::Freed);
         // A working set may be smaller now.
-        if !self.turns.is_empty() {
+        if !self.sessions.turns.is_empty() {
             self.follow_ups.push(Fact::TurnsDue);
         }
         // An allocation that was never complete is reported as a refused request.
@@ -378,7 +378,7 @@ impl Broker {
     /// Ends the charge of managed memory: the client has freed it, or has ended.
     fn discharge_managed(&mut self, id: AllocationId) {
         planted!(self, ManagedChargeKept => return);
-        if let Some(charge) = self.managed.take(id) {
+        if let Some(charge) = self.allocations.managed.take(id) {
             self.ledger.discharge(charge);
             self.follow_ups.push(Fact::RoomFreed);
         }

@@ -246,7 +246,7 @@ impl Broker {
                 moving_out: self.moving_bytes(index, |it| it.from_tier == Tier::Device),
                 parts_waiting: self.line.parts().filter(|part| self.is_of(*part, index)).count(),
                 unbrokered: balances.unbrokered(),
-                managed: self.managed.sum_in(Place::device(index)),
+                managed: self.allocations.managed.sum_in(Place::device(index)),
                 contexts: balances.contexts(),
                 committed: balances.committed(),
                 shortfall: balances.shortfall(),
@@ -379,7 +379,7 @@ impl Broker {
         };
         let parts = parts.then(|| allocation.indices().zip(&allocation.parts).map(part_view).collect());
         // The daemon does not know which pages of managed memory are resident.
-        let mut charged = self.managed.bytes_of(id);
+        let mut charged = self.allocations.managed.bytes_of(id);
         let (mut resident, mut unreturned) = (Bytes::ZERO, Bytes::ZERO);
         let (mut in_host, mut on_disk, mut in_file) = (Bytes::ZERO, Bytes::ZERO, Bytes::ZERO);
         for (_, extent) in self.charged_extents(id, allocation) {
@@ -450,7 +450,7 @@ impl Broker {
     /// The bytes that an allocation is charged for, without the backing of its parts.
     pub(crate) fn charged(&self, id: AllocationId, allocation: &Allocation) -> Bytes {
         let extents = self.charged_extents(id, allocation).map(|(_, extent)| extent.cost());
-        Bytes::checked_sum(extents.chain([self.managed.bytes_of(id)])).unwrap_or(Bytes::MAX)
+        Bytes::checked_sum(extents.chain([self.allocations.managed.bytes_of(id)])).unwrap_or(Bytes::MAX)
     }
 
     fn charged_extents<'a>(
@@ -519,7 +519,7 @@ impl Broker {
                     charged: account.charged(),
                     reserved: account.reserved,
                     unreturned: account.unreturned,
-                    managed: self.managed.sum_of(tenant, place),
+                    managed: self.allocations.managed.sum_of(tenant, place),
                     cached: match tier {
                         Tier::Device => self.pool.cache().bytes_of(tenant, *index),
                         Tier::Host | Tier::Disk => Bytes::ZERO,

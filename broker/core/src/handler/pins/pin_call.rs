@@ -247,7 +247,7 @@ impl Broker {
 
     pub(crate) fn answer_pin(&mut self, (id, call): PinId, refusal: Option<Refusal>) {
         if call >= OWN_CALLS {
-            self.turns.report_answer((id, call), refusal);
+            self.sessions.turns.report_answer((id, call), refusal);
             return self.follow_ups.push(Fact::TurnsDue);
         }
         let Some(session) = self.sessions.get(id).filter(|session| session.channel_open) else { return };

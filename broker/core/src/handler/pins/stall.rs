@@ -122,13 +122,16 @@ impl Broker {
         }
         let mut since = Time::START;
         // A session that has a turn yields in time, unless it waits itself.
-        let owners = self.turns.on(device).filter(|(_, turn)| turn.granted().is_some());
+        let owners = self.sessions.turns.on(device).filter(|(_, turn)| turn.granted().is_some());
         let owners = owners.map(|(owner, _)| owner).filter(|owner| *owner != session);
         for pinning in self.usage.residents.pinning_sessions(device).chain(owners) {
             since = since.max(self.unserved_since(pinning, device)?);
         }
         let has_turn = |other: DeviceIndex| {
-            self.turns.get(session).is_some_and(|turn| turn.device == other && turn.granted().is_some())
+            self.sessions
+                .turns
+                .get(session)
+                .is_some_and(|turn| turn.device == other && turn.granted().is_some())
         };
         let pins = |other: DeviceIndex| self.usage.residents.is_pinning(other, session) || has_turn(other);
         let helps = |other: DeviceIndex| pins(other) && (other == device || self.has_waiters_on(other));

@@ -132,7 +132,7 @@ impl Broker {
     /// A part has moved, or has not.
     pub(crate) fn record_speculated_move(&mut self, report: &MoveReport) {
         let part = report.part;
-        if report.cause == Cause::Speculation && self.turns.has_waiting() {
+        if report.cause == Cause::Speculation && self.sessions.turns.has_waiting() {
             self.follow_ups.push(Fact::NextTurnWaits);
         }
         if !self.moves.prefetches.learnt.is_brought(part) || self.tier_of(part) == Some(Tier::Device) {

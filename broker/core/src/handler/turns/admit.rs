@@ -44,17 +44,17 @@ impl Broker {
     pub(crate) fn advance_turns(&mut self) {
         self.take_turn_answers();
         self.refuse_late_turns();
-        self.turns.forget_unwanted();
+        self.sessions.turns.forget_unwanted();
         let mut next = None;
-        for device in self.turns.devices() {
+        for device in self.sessions.turns.devices() {
             while self.admit_next_on(device) {}
             next = earlier(next, self.ask_owners_on(device));
         }
         next = earlier(next, self.pursue_asked());
-        let not_granted = self.turns.iter().filter(|(_, turn)| turn.granted().is_none());
+        let not_granted = self.sessions.turns.iter().filter(|(_, turn)| turn.granted().is_none());
         let deadline = not_granted.filter_map(|(_, turn)| turn.until).min();
         self.set_turn_alarm(earlier(next, deadline.map(|until| until.after(MOMENT))));
-        if self.turns.has_waiting() {
+        if self.sessions.turns.has_waiting() {
             self.follow_ups.push(Fact::NextTurnWaits);
         }
     }
@@ -65,7 +65,7 @@ impl Broker {
         planted!(self, TurnStarved => next = self.last_turn_waiting(device).map(|id| (id, self.obstacle_of(id))));
         let Some((id, obstacle)) = next else { return false };
         planted!(self, TurnOwnersTwo => obstacle = None);
-        let turn = self.turns.get(id).copied().filter(|_| obstacle.is_none());
+        let turn = self.sessions.turns.get(id).copied().filter(|_| obstacle.is_none());
         if let Some(turn) = turn {
             self.admit_turn(id, &turn);
         }
@@ -74,10 +74,11 @@ impl Broker {
 
     /// Finds the turns that come next. A turn that a limit holds back lets those of other tenants pass.
     pub(super) fn fronts_on(&self, device: DeviceIndex) -> Fronts {
-        let ranked = self.turns.ranked_on(device, self.shell.now, |tenant| self.tenants.standing(tenant));
+        let ranked =
+            self.sessions.turns.ranked_on(device, self.shell.now, |tenant| self.tenants.standing(tenant));
         let (mut held_back, mut fronts) = (BTreeSet::new(), Fronts::default());
         for id in ranked {
-            let Some(tenant) = self.turns.get(id).map(|turn| turn.tenant) else { continue };
+            let Some(tenant) = self.sessions.turns.get(id).map(|turn| turn.tenant) else { continue };
             if held_back.contains(&tenant) {
                 continue;
             }
@@ -97,7 +98,7 @@ impl Broker {
 
     /// Returns why a turn is not admitted now, if so. A set that is alone waits in the line, as any pin does.
     fn obstacle_of(&self, id: SessionId) -> Option<Obstacle> {
-        let turn = self.turns.get(id)?;
+        let turn = self.sessions.turns.get(id)?;
         let admitted = self.admitted_on(turn.device);
         if admitted.is_empty() {
             return None;
@@ -107,12 +108,12 @@ impl Broker {
 
     /// The sessions whose turns are admitted.
     pub(super) fn admitted_on(&self, device: DeviceIndex) -> BTreeSet<SessionId> {
-        self.turns.on(device).filter(|(_, turn)| !turn.is_waiting()).map(|(id, _)| id).collect()
+        self.sessions.turns.on(device).filter(|(_, turn)| !turn.is_waiting()).map(|(id, _)| id).collect()
     }
 
     fn admit_turn(&mut self, id: SessionId, turn: &Turn) {
         let ended = Refusal::RequestInvalid { field: "set", problem: "the working set has ended" };
-        let set = self.turns.set((id, turn.set)).ok_or(ended);
+        let set = self.sessions.turns.set((id, turn.set)).ok_or(ended);
         let checked = set.and_then(|set| {
             let parts = self.parts_of_set(set)?;
             self.check_pinnable(id, &parts)?;
@@ -122,7 +123,7 @@ impl Broker {
             Ok(checked) => checked,
             Err(refusal) => return self.refuse_turn(id, refusal),
         };
-        if let Some(turn) = self.turns.get_mut(id) {
+        if let Some(turn) = self.sessions.turns.get_mut(id) {
             turn.stage = Stage::HandOver { admitted: self.shell.now };
         }
         self.push_notice(Notice::TurnAdmitted {
@@ -145,7 +146,7 @@ impl Broker {
         turn: &Turn,
         beside: &BTreeSet<SessionId>,
     ) -> Option<Obstacle> {
-        let own = self.turns.set((id, turn.set))?;
+        let own = self.sessions.turns.set((id, turn.set))?;
         let others = beside.iter().filter_map(|other| self.set_of_turn(*other));
         // Sets may share allocations.
         let members: BTreeMap<AllocationId, (TenantId, Bytes)> = others
@@ -155,7 +156,7 @@ impl Broker {
             .collect();
         let place = Place::device(turn.device);
         let mut sums: BTreeMap<TenantId, Bytes> = BTreeMap::new();
-        for (tenant, bytes) in members.into_values().chain(self.managed.sums_in(place)) {
+        for (tenant, bytes) in members.into_values().chain(self.allocations.managed.sums_in(place)) {
             let sum = sums.entry(tenant).or_default();
             *sum = sum.saturating_add(bytes);
         }
@@ -173,7 +174,7 @@ impl Broker {
     }
 
     pub(super) fn set_of_turn(&self, id: SessionId) -> Option<&WorkingSet> {
-        self.turns.get(id).and_then(|turn| self.turns.set((id, turn.set)))
+        self.sessions.turns.get(id).and_then(|turn| self.sessions.turns.set((id, turn.set)))
     }
 
     /// The allocations of a set that are not being freed.
@@ -191,7 +192,7 @@ impl Broker {
 
     /// Describes what a turn that is not granted waits for.
     pub(super) fn describe_turn_wait(&self, id: SessionId) -> String {
-        let Some(turn) = self.turns.get(id) else { return String::new() };
+        let Some(turn) = self.sessions.turns.get(id) else { return String::new() };
         if !turn.is_waiting() {
             return self.describe_pin_wait((id, OWN_CALLS.saturating_add(turn.number)));
         }

@@ -30,7 +30,7 @@ impl Broker {
     /// next one is due.
     pub(super) fn ask_owners_on(&mut self, device: DeviceIndex) -> Option<Time> {
         let (now, wanted) = (self.shell.now, self.wanted_owners_on(device));
-        let asked = self.turns.on(device).filter(|(_, turn)| turn.is_asked_for_others());
+        let asked = self.sessions.turns.on(device).filter(|(_, turn)| turn.is_asked_for_others());
         let asked: BTreeSet<SessionId> = asked.map(|(id, _)| id).collect();
         for owner in asked.iter().filter(|owner| !wanted.contains_key(owner)) {
             self.withdraw_ask(*owner);
@@ -70,10 +70,10 @@ impl Broker {
         obstacle: Obstacle,
         mut staying: BTreeSet<SessionId>,
     ) -> Vec<(SessionId, Time)> {
-        let Some(turn) = self.turns.get(id) else { return Vec::new() };
+        let Some(turn) = self.sessions.turns.get(id) else { return Vec::new() };
         let class = self.tenants.standing(turn.tenant).class;
         let candidate = |owner: &SessionId| {
-            let held = self.turns.get(*owner)?;
+            let held = self.sessions.turns.get(*owner)?;
             let due = self.due_for(held, class, Some(turn.tenant))?;
             Some((held.is_asked_for_others(), Reverse(due), *owner))
         };
@@ -102,7 +102,7 @@ impl Broker {
 
     /// The owner that has to yield for the line: what its first waiter lacks is not known in sets.
     fn owner_for_the_line(&self, device: DeviceIndex) -> Option<(SessionId, Time)> {
-        let owners = || self.turns.on(device).filter(|(_, turn)| turn.granted().is_some());
+        let owners = || self.sessions.turns.on(device).filter(|(_, turn)| turn.granted().is_some());
         owners().next()?;
         let (since, need) = self.first_need_on(device)?;
         let class = self.tenants.standing(need.footprint.tenant).class;
@@ -152,7 +152,10 @@ impl Broker {
         let due = granted.after(limits.quantum);
         let used = |tenant: TenantId, more| {
             let weight = self.tenants.standing(tenant).weight;
-            self.turns.used_by(tenant, owner.device, now, weight).saturating_add(divide(more, weight))
+            self.sessions
+                .turns
+                .used_by(tenant, owner.device, now, weight)
+                .saturating_add(divide(more, weight))
         };
         let goes_on = |waiting: TenantId| {
             waiting != owner.tenant && used(owner.tenant, limits.quantum) <= used(waiting, Duration::ZERO)

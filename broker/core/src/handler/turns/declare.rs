@@ -38,7 +38,7 @@ impl Broker {
         words.last_set = Some(number);
         let refusal = match self.check_working_set(id, spec) {
             Ok(set) => {
-                self.turns.insert_set((id, number), set);
+                self.sessions.turns.insert_set((id, number), set);
                 None
             }
             Err(refusal) => Some(refusal),
@@ -50,10 +50,10 @@ impl Broker {
     /// Ends a set for its client. It may have been refused.
     pub(crate) fn on_working_set_ended(&mut self, id: SessionId, number: u64) -> Result<(), String> {
         self.check_set_number(id, number)?;
-        if self.turns.get(id).is_some_and(|turn| turn.set == number) {
+        if self.sessions.turns.get(id).is_some_and(|turn| turn.set == number) {
             self.end_turn(id, TurnEnd::Yielded);
         }
-        self.turns.remove_set((id, number));
+        self.sessions.turns.remove_set((id, number));
         Ok(())
     }
 
@@ -82,10 +82,10 @@ impl Broker {
         if !vramd_types::name::is_valid(&spec.name) {
             return Err(Refusal::NameInvalid { field: "name", name: spec.name });
         }
-        if self.turns.sets_of(id).any(|(_, set)| *set.name == spec.name) {
+        if self.sessions.turns.sets_of(id).any(|(_, set)| *set.name == spec.name) {
             return invalid("name", "the session has a working set of that name. End that one first");
         }
-        if self.turns.sets_of(id).count() >= WORKING_SETS_PER_SESSION_MAX {
+        if self.sessions.turns.sets_of(id).count() >= WORKING_SETS_PER_SESSION_MAX {
             return Err(Refusal::QueueFull { limit: WORKING_SETS_PER_SESSION_MAX });
         }
         let (mut device, mut members, mut parts) = (None, BTreeSet::new(), 0usize);

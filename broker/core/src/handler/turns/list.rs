@@ -9,8 +9,8 @@ impl Broker {
     /// All working sets that have not ended, by session and number.
     pub fn working_sets(&self) -> Vec<WorkingSetView> {
         let now = self.shell.now;
-        let sets = self.turns.sets().map(|((session, number), set)| {
-            let turn = self.turns.get(session).filter(|turn| turn.set == number);
+        let sets = self.sessions.turns.sets().map(|((session, number), set)| {
+            let turn = self.sessions.turns.get(session).filter(|turn| turn.set == number);
             let phase = turn.map(|turn| turn.phase());
             let held = turn.and_then(|turn| turn.granted()).map(|granted| now.since(granted));
             WorkingSetView {

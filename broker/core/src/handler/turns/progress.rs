@@ -16,9 +16,9 @@ use crate::{
 impl Broker {
     /// Goes on with turns whose pin calls were answered: all parts are there, or cannot come.
     pub(super) fn take_turn_answers(&mut self) {
-        for ((id, call), refusal) in self.turns.take_answers() {
+        for ((id, call), refusal) in self.sessions.turns.take_answers() {
             let number = call.saturating_sub(OWN_CALLS);
-            if self.turns.get(id).is_none_or(|turn| turn.number != number) {
+            if self.sessions.turns.get(id).is_none_or(|turn| turn.number != number) {
                 continue;
             }
             match refusal {
@@ -30,12 +30,12 @@ impl Broker {
 
     pub(super) fn grant_turn(&mut self, id: SessionId) {
         let now = self.shell.now;
-        let Some(turn) = self.turns.get_mut(id) else { return };
+        let Some(turn) = self.sessions.turns.get_mut(id) else { return };
         let Stage::HandOver { admitted } = turn.stage else { return };
         turn.stage = Stage::Held { granted: now, asked: None };
         let turn = *turn;
         let tenant = self.tenants.shared(turn.tenant);
-        let Some(set) = self.turns.set_mut((id, turn.set)) else { return };
+        let Some(set) = self.sessions.turns.set_mut((id, turn.set)) else { return };
         set.granted = set.granted.saturating_add(1);
         let set = set.name.clone();
         let bytes = self.set_of_turn(id).map(|set| self.bytes_of_set(set)).unwrap_or_default();
@@ -55,12 +55,12 @@ impl Broker {
     /// Asks the owner of a turn to yield, or again if an operator has.
     pub(super) fn ask_to_yield(&mut self, id: SessionId, by_operator: bool) {
         let now = self.shell.now;
-        let Some(turn) = self.turns.get_mut(id) else { return };
+        let Some(turn) = self.sessions.turns.get_mut(id) else { return };
         let Stage::Held { asked, .. } = &mut turn.stage else { return };
         *asked = Some(Asked { at: now, by_operator, is_overdue: false, is_killed: false });
         let turn = *turn;
         let tenant = self.tenants.shared(turn.tenant);
-        let Some(set) = self.turns.set((id, turn.set)).map(|set| set.name.clone()) else { return };
+        let Some(set) = self.sessions.turns.set((id, turn.set)).map(|set| set.name.clone()) else { return };
         self.push_notice(Notice::TurnEnding { session: id, tenant, device: turn.device, set, by_operator });
         let within = self.config.limits.turns.overdue_after;
         self.tell_turn(id, turn.number, TurnState::Ending { within });
@@ -68,7 +68,7 @@ impl Broker {
 
     /// No longer asks an owner to yield. It is not told: a turn may be yielded at any time.
     pub(super) fn withdraw_ask(&mut self, id: SessionId) {
-        if let Some(turn) = self.turns.get_mut(id)
+        if let Some(turn) = self.sessions.turns.get_mut(id)
             && let Stage::Held { asked, .. } = &mut turn.stage
         {
             *asked = None;
@@ -78,7 +78,7 @@ impl Broker {
     /// Refuses turns that were not granted in time. A turn without a wait has the event in which it is requested.
     pub(super) fn refuse_late_turns(&mut self) {
         let now = self.shell.now;
-        let late = self.turns.iter().filter(|(_, turn)| turn.granted().is_none());
+        let late = self.sessions.turns.iter().filter(|(_, turn)| turn.granted().is_none());
         let late = late
             .filter_map(|(id, turn)| Some((id, turn.until.filter(|until| *until < now)?, turn.requested)));
         for (id, until, requested) in late.collect::<Vec<_>>() {
@@ -92,7 +92,8 @@ impl Broker {
     pub(super) fn pursue_asked(&mut self) -> Option<Time> {
         let (now, limits) = (self.shell.now, self.config.limits.turns.clone());
         let mut next = None;
-        let asked: Vec<_> = self.turns.iter().filter_map(|(id, turn)| Some((id, turn.asked()?))).collect();
+        let asked: Vec<_> =
+            self.sessions.turns.iter().filter_map(|(id, turn)| Some((id, turn.asked()?))).collect();
         for (id, asked) in asked {
             let overdue_at = asked.at.after(limits.overdue_after);
             let kill_at = (!limits.end_after.is_zero()).then(|| asked.at.after(limits.end_after));
@@ -112,9 +113,9 @@ impl Broker {
 
     fn report_overdue(&mut self, id: SessionId, asked: Asked) {
         self.change_asked(id, |asked| asked.is_overdue = true);
-        let Some(turn) = self.turns.get(id).copied() else { return };
+        let Some(turn) = self.sessions.turns.get(id).copied() else { return };
         let tenant = self.tenants.shared(turn.tenant);
-        let Some(set) = self.turns.set((id, turn.set)).map(|set| set.name.clone()) else { return };
+        let Some(set) = self.sessions.turns.set((id, turn.set)).map(|set| set.name.clone()) else { return };
         let (device, asked) = (turn.device, asked.at);
         self.push_notice(Notice::TurnOverdue { session: id, tenant, device, set, asked });
     }
@@ -131,7 +132,7 @@ impl Broker {
     }
 
     fn change_asked(&mut self, id: SessionId, change: impl Fn(&mut Asked)) {
-        if let Some(turn) = self.turns.get_mut(id)
+        if let Some(turn) = self.sessions.turns.get_mut(id)
             && let Stage::Held { asked: Some(asked), .. } = &mut turn.stage
         {
             change(asked);
@@ -140,13 +141,13 @@ impl Broker {
 
     /// Sets the timer of all turns to this time.
     pub(super) fn set_turn_alarm(&mut self, next: Option<Time>) {
-        if self.turns.alarm == next {
+        if self.sessions.turns.alarm == next {
             return;
         }
-        if let Some(old) = self.turns.alarm.take() {
+        if let Some(old) = self.sessions.turns.alarm.take() {
             self.shell.timers.remove(&(old, Timer::Turns));
         }
-        self.turns.alarm = next;
+        self.sessions.turns.alarm = next;
         if let Some(next) = next {
             self.arm(next, Timer::Turns);
         }

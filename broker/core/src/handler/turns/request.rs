@@ -48,30 +48,32 @@ impl Broker {
         if self.sessions.get(id).is_none_or(|session| session.ending) {
             return Err(Refusal::SessionLost { session: id });
         }
-        if let Some(turn) = self.turns.get(id) {
-            let set = self.turns.set((id, turn.set)).map_or_else(String::new, |set| set.name.to_string());
+        if let Some(turn) = self.sessions.turns.get(id) {
+            let set =
+                self.sessions.turns.set((id, turn.set)).map_or_else(String::new, |set| set.name.to_string());
             return Err(Refusal::TurnHeld { session: id, set });
         }
         let ended =
             Refusal::RequestInvalid { field: "set", problem: "the working set was refused, or has ended" };
-        let set = self.turns.set((id, number)).ok_or(ended)?;
+        let set = self.sessions.turns.set((id, number)).ok_or(ended)?;
         self.check_pinnable(id, &self.parts_of_set(set)?)
     }
 
     fn queue_turn(&mut self, id: SessionId, number: u64, set: u64, wait: Option<Duration>) {
-        let Some((tenant, device)) = self.turns.set((id, set)).map(|set| (set.tenant, set.device)) else {
+        let Some((tenant, device)) = self.sessions.turns.set((id, set)).map(|set| (set.tenant, set.device))
+        else {
             return;
         };
         let now = self.shell.now;
         let quantum = self.config.limits.turns.quantum;
         let standing = |tenant| self.tenants.standing(tenant);
-        self.turns.begin_asking(tenant, device, now, quantum, standing);
-        let arrival = self.turns.next_arrival();
+        self.sessions.turns.begin_asking(tenant, device, now, quantum, standing);
+        let arrival = self.sessions.turns.next_arrival();
         let until = wait.map(|wait| now.after(wait));
         let stage = Stage::Waiting;
         let looked_at = 0;
         let turn = Turn { number, set, tenant, device, arrival, requested: now, until, stage, looked_at };
-        self.turns.insert(id, turn);
+        self.sessions.turns.insert(id, turn);
         self.follow_ups.push(Fact::TurnsDue);
     }
 
@@ -81,8 +83,8 @@ impl Broker {
         if words.and_then(|words| words.last_turn).is_none_or(|last| number > last) {
             return Err(format!("turn {number} is yielded and was never requested"));
         }
-        planted!(self, TurnYieldLost => if self.turns.get(id).is_some_and(|turn| turn.asked().is_some()) { return Ok(()) });
-        if self.turns.get(id).is_some_and(|turn| turn.number == number) {
+        planted!(self, TurnYieldLost => if self.sessions.turns.get(id).is_some_and(|turn| turn.asked().is_some()) { return Ok(()) });
+        if self.sessions.turns.get(id).is_some_and(|turn| turn.number == number) {
             self.end_turn(id, TurnEnd::Yielded);
         }
         Ok(())
@@ -91,15 +93,15 @@ impl Broker {
     /// Ends the turn of a session and all its working sets. Nothing is sent.
     pub(crate) fn end_turns_of(&mut self, id: SessionId) {
         self.end_turn(id, TurnEnd::SessionEnded);
-        let sets: Vec<_> = self.turns.sets_of(id).map(|(set, _)| set).collect();
+        let sets: Vec<_> = self.sessions.turns.sets_of(id).map(|(set, _)| set).collect();
         for set in sets {
-            self.turns.remove_set(set);
+            self.sessions.turns.remove_set(set);
         }
     }
 
     /// Ends the turn of a session, or its wait for one, if it has any.
     pub(super) fn end_turn(&mut self, id: SessionId, end: TurnEnd) {
-        let Some(turn) = self.turns.remove(id) else { return };
+        let Some(turn) = self.sessions.turns.remove(id) else { return };
         self.follow_ups.push(Fact::TurnsDue);
         if !turn.is_waiting() {
             self.end_pin((id, OWN_CALLS.saturating_add(turn.number)), WaitEnd::Left);
@@ -107,9 +109,9 @@ impl Broker {
         let Some(granted) = turn.granted() else { return };
         let (now, weight) = (self.shell.now, self.tenants.standing(turn.tenant).weight);
         planted!(self, TurnsCounted => now = granted.after(self.config.limits.turns.quantum));
-        self.turns.charge(&turn, now, weight);
+        self.sessions.turns.charge(&turn, now, weight);
         let tenant = self.tenants.shared(turn.tenant);
-        let Some(set) = self.turns.set_mut((id, turn.set)) else { return };
+        let Some(set) = self.sessions.turns.set_mut((id, turn.set)) else { return };
         set.held = set.held.saturating_add(self.shell.now.since(granted));
         let (device, set) = (turn.device, set.name.clone());
         self.push_notice(Notice::TurnEnded {
@@ -125,7 +127,7 @@ impl Broker {
 
     /// Refuses a turn that is not granted.
     pub(super) fn refuse_turn(&mut self, id: SessionId, refusal: Refusal) {
-        if let Some(number) = self.turns.get(id).map(|turn| turn.number) {
+        if let Some(number) = self.sessions.turns.get(id).map(|turn| turn.number) {
             self.end_turn(id, TurnEnd::Yielded);
             self.tell_turn(id, number, TurnState::Refused(refusal));
         }
@@ -147,8 +149,9 @@ impl Broker {
         if self.sessions.get(id).is_none() {
             return Err(Refusal::SessionNotFound { session: id });
         }
-        let turn = self.turns.get(id).filter(|turn| turn.granted().is_some());
-        let is_its = |turn: &&Turn| self.turns.set((id, turn.set)).is_some_and(|set| *set.name == *name);
+        let turn = self.sessions.turns.get(id).filter(|turn| turn.granted().is_some());
+        let is_its =
+            |turn: &&Turn| self.sessions.turns.set((id, turn.set)).is_some_and(|set| *set.name == *name);
         let not_found = || Refusal::TurnNotFound { session: id, set: name.to_owned() };
         let turn = turn.filter(is_its).ok_or_else(not_found)?;
         if turn.asked().is_none() {
