@@ -110,11 +110,12 @@ fn every_function_works_by(door: &str) {
     assert_eq!(outcomes.len(), served.len(), "a check of what is not in the table:\n{said}");
     assert!(output.status.success(), "{stderr}");
     for passed_on in [
-        "5 cuArrayCreate_v2: arrays are not served",
-        "5 cuGraphAddMemAllocNode: memory of graphs is not served",
+        "6 cuArrayCreate_v2: arrays are not served",
+        "6 cuGraphAddMemAllocNode: memory of graphs is not served",
         "3 cuMemAllocFromPoolAsync: the pool is shared with other processes",
         "1 cuMemAllocFromPoolAsync: other devices access the pool",
-        "5 cuGreenCtxStreamCreate: no free waits for a stream of a green context",
+        "6 cuGreenCtxStreamCreate: no free waits for a stream of a green context",
+        "6 cuCtxFromGreenCtx: no free waits for the work of a green context",
         "2 cuIpcGetMemHandle: served memory has no legacy handle",
     ] {
         assert!(stderr.contains(passed_on), "{passed_on}: {stderr}");

@@ -33,7 +33,11 @@ impl Node {
     }
 
     fn talk(&self, scene: &str) -> Talk {
-        let mut command = self.run(&["--turns", "--"]);
+        self.talk_with(&["--turns"], scene)
+    }
+
+    fn talk_with(&self, flags: &[&str], scene: &str) -> Talk {
+        let mut command = self.run(&[flags, &["--"]].concat());
         command.stderr(Stdio::piped());
         Talk::started(command, scene)
     }
@@ -187,6 +191,43 @@ fn a_hand_over_waits_for_work_but_does_not_hold_up_calls_for_it() {
     node.until_phase("idle");
     // It was launched a moment before.
     assert!(launched.elapsed() > work.mul_f64(0.8), "it has waited for the work: {:?}", launched.elapsed());
+    talk.answer();
+    talk.expect("done");
+}
+
+#[test]
+fn a_program_that_does_not_use_its_turn_yields_early() {
+    let node = Node::configured(Fake::new().with(DEVICE), |config| {
+        config
+            .memory("host_size = \"400MiB\"")
+            .turns("quantum_ms = 3600000")
+            .turns("overdue_after_ms = 60000")
+    });
+    let mut idle = node.talk_with(&["--turns", "--idle-after", "1"], "in-turn");
+    idle.expect("ready");
+    // Long before the quantum is over, and without being asked.
+    node.until_phase("idle");
+    assert_eq!(asked(&node), 0);
+    is_done(&node.in_turns(&["scene", "rounds", "1", "48", "3", "2"]).output().unwrap());
+    // It gets its memory back with its next call.
+    idle.answer();
+    idle.expect("done");
+    node.daemon.drains();
+}
+
+#[test]
+fn a_program_whose_work_goes_on_is_not_idle() {
+    let node = Node::with_turns(Fake::new().with("carries = 100"));
+    let mut talk = node.talk_with(&["--turns", "--idle-after", "1"], "in-flight");
+    talk.expect("ready");
+    talk.answer();
+    talk.expect("launched");
+    let launched = Instant::now();
+    node.until_phase("idle");
+    // The copies last four seconds, and the program has one second from then on.
+    assert!(launched.elapsed() > Duration::from_secs(4), "after {:?}", launched.elapsed());
+    talk.answer();
+    talk.expect("added");
     talk.answer();
     talk.expect("done");
 }

@@ -68,6 +68,7 @@ functions! {
     get_default_pool = c"cuDeviceGetDefaultMemPool" (pool: *mut u64, device: c_int);
     exchange_capture_mode = c"cuThreadExchangeStreamCaptureMode" (mode: *mut c_uint);
     is_capturing = c"cuStreamIsCapturing" (stream: u64, status: *mut c_uint);
+    stream_query = c"cuStreamQuery" (stream: u64);
     event_create = c"cuEventCreate" (event: *mut u64, flags: c_uint);
     event_record = c"cuEventRecord" (event: u64, stream: u64);
     event_query = c"cuEventQuery" (event: u64);
@@ -211,6 +212,14 @@ pub(crate) fn is_capturing(stream: u64) -> Result<bool, u32> {
     match call!(is_capturing(stream, &raw mut status)) {
         Err(CAPTURE_IMPLICIT) => Ok(true),
         outcome => outcome.map(|()| status != 0),
+    }
+}
+
+/// Whether all work of the stream is done.
+pub(crate) fn is_ready(stream: u64) -> Result<bool, u32> {
+    match call!(stream_query(stream)) {
+        Err(NOT_READY) => Ok(false),
+        outcome => outcome.map(|()| true),
     }
 }
 

@@ -109,7 +109,7 @@ pub(crate) fn close() {
     STATE.store(CLOSED, Ordering::SeqCst);
 }
 
-/// Whether no call is inside of the closed gate.
+/// Whether no call is inside. Of an open gate it is no longer true a moment later.
 pub(crate) fn is_empty() -> bool {
     SHARDS.iter().all(|shard| {
         // In this order: a call that enters in between has not left before.

@@ -135,6 +135,8 @@ gated! {
     cuMemcpyBatchAsync_v2 cuMemcpyBatchAsync_v2_ptsz ("cuMemcpyBatchAsync", 13000)
         (to: Bytes, from: Bytes, sizes: Bytes, count: usize, attributes: Bytes, of: Bytes, attribute_count: usize,
          stream: u64) on stream;
+    cuMemBatchDecompressAsync cuMemBatchDecompressAsync_ptsz ("cuMemBatchDecompressAsync", 12060)
+        (parts: Bytes, count: usize, flags: c_uint, failed: To, stream: u64) on stream;
     cuMemcpy3DBatchAsync cuMemcpy3DBatchAsync_ptsz ("cuMemcpy3DBatchAsync", 12080)
         (count: usize, copies: Bytes, failed: To, flags: c_ulonglong, stream: u64) on stream;
     cuMemcpy3DBatchAsync_v2 cuMemcpy3DBatchAsync_v2_ptsz ("cuMemcpy3DBatchAsync", 13000)

@@ -26,6 +26,8 @@ const NON_BLOCKING: u32 = 1;
 /// The time within which most work ends.
 const SPIN: Duration = Duration::from_micros(100);
 const PAUSE: Duration = Duration::from_micros(50);
+/// Why a process with a green context never yields.
+const GREEN: &str = "it uses a green context, whose work the library does not see";
 
 #[derive(Debug)]
 struct State {
@@ -42,7 +44,7 @@ struct Known {
     users: u32,
 }
 
-/// The streams of a context that other streams do not wait for. They do not end until this is dropped.
+/// Streams of a context. They do not end until this is dropped.
 #[derive(Debug)]
 struct InUse(Vec<u64>);
 
@@ -139,6 +141,22 @@ pub(crate) fn wait_while(contexts: &[u64], goes_on: impl Fn() -> bool) -> Result
     Ok(Waited::Done)
 }
 
+/// Whether no stream of these contexts has work now. It asks the streams that the library knows and the default one,
+/// and records nothing.
+pub(crate) fn are_ready(contexts: &[u64]) -> Result<bool, u32> {
+    for context in contexts {
+        let _entered = Entered::enter(*context)?;
+        let streams = InUse::of_context(*context, |_| true);
+        // The default one last: it counts as captured while a blocking stream is.
+        for stream in streams.0.iter().chain([&LEGACY_STREAM]) {
+            if driver::is_capturing(*stream)? || !driver::is_ready(*stream)? {
+                return Ok(false);
+            }
+        }
+    }
+    Ok(true)
+}
+
 /// Waits until these events have passed.
 pub(crate) fn wait_for(events: &[Arc<Event>]) -> Result<(), u32> {
     wait_for_while(events, || true).map(|_| ())
@@ -174,16 +192,21 @@ fn record_all(context: u64, events: &mut Vec<Arc<Event>>) -> Result<bool, u32> {
 }
 
 impl InUse {
-    /// With the events of streams that have ended.
-    fn of(context: u64) -> (Self, Vec<Arc<Event>>) {
+    /// The streams of a context for which `is_meant` holds.
+    fn of_context(context: u64, is_meant: impl Fn(&Known) -> bool) -> Self {
         let mut state = state();
-        let known =
-            state.known.iter_mut().filter(|(_, known)| known.context == context && !known.is_blocking);
+        let known = state.known.iter_mut().filter(|(_, known)| known.context == context && is_meant(known));
         let streams = known.map(|(stream, known)| {
             known.users += 1;
             *stream
         });
-        let streams = Self(streams.collect());
+        Self(streams.collect())
+    }
+
+    /// The streams that the default one does not wait for, with the events of streams that have ended.
+    fn of(context: u64) -> (Self, Vec<Arc<Event>>) {
+        let streams = Self::of_context(context, |known| !known.is_blocking);
+        let state = state();
         let departed = state.departed.iter().filter(|(of, _)| *of == context);
         let departed = departed.map(|(_, event)| Arc::clone(event)).collect();
         (streams, departed)
@@ -224,8 +247,14 @@ pub(crate) fn created(real: Real<'_>, stream: *mut u64, flags: u32) -> u32 {
 
 /// `cuGreenCtxStreamCreate`.
 pub(crate) fn green_created(real: Real<'_>) -> u32 {
-    turns::keep("it has a stream of a green context, whose work the library does not see");
+    turns::keep(GREEN);
     real.pass_on("no free waits for a stream of a green context")
+}
+
+/// `cuCtxFromGreenCtx`: streams that are created in that context are of the green one.
+pub(crate) fn green_used(real: Real<'_>) -> u32 {
+    turns::keep(GREEN);
+    real.pass_on("no free waits for the work of a green context")
 }
 
 /// `cuStreamDestroy`.

@@ -314,6 +314,8 @@ table! {
     cuGreenCtxStreamCreate ("cuGreenCtxStreamCreate", 12050) PassedOn
         (stream: *mut u64, context: *mut c_void, flags: c_uint, priority: c_int)
         = |real: Real<'_>, _, _, _, _| streams::green_created(real);
+    cuCtxFromGreenCtx ("cuCtxFromGreenCtx", 12040) PassedOn
+        (context: *mut u64, green: *mut c_void) = |real: Real<'_>, _, _| streams::green_used(real);
     cuStreamDestroy ("cuStreamDestroy", 2000) Watched (stream: u64) = streams::destroyed;
     cuStreamDestroy_v2 ("cuStreamDestroy", 4000) Watched (stream: u64) = streams::destroyed;
     cuCtxDestroy ("cuCtxDestroy", 2000) Watched (context: u64) = contexts::destroyed;
@@ -397,6 +399,6 @@ mod tests {
     #[test]
     fn functions_that_are_passed_on_are_rows_of_that_kind() {
         let passed = ENTRIES.iter().filter(|entry| entry.kind == Kind::PassedOn).count();
-        assert_eq!(passed, 5);
+        assert_eq!(passed, 6);
     }
 }

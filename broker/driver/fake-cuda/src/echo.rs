@@ -158,6 +158,8 @@ echoed! {
     cuMemcpyBatchAsync_ptsz (a: usize, b: usize, c: usize, d: usize, e: usize, f: usize, g: usize, h: usize, i: u64);
     cuMemcpyBatchAsync_v2 (a: usize, b: usize, c: usize, d: usize, e: usize, f: usize, g: usize, h: u64);
     cuMemcpyBatchAsync_v2_ptsz (a: usize, b: usize, c: usize, d: usize, e: usize, f: usize, g: usize, h: u64);
+    cuMemBatchDecompressAsync (a: usize, b: usize, c: c_uint, d: usize, e: u64);
+    cuMemBatchDecompressAsync_ptsz (a: usize, b: usize, c: c_uint, d: usize, e: u64);
     cuMemcpy3DBatchAsync (a: usize, b: usize, c: usize, d: c_ulonglong, e: u64);
     cuMemcpy3DBatchAsync_ptsz (a: usize, b: usize, c: usize, d: c_ulonglong, e: u64);
     cuMemcpy3DBatchAsync_v2 (a: usize, b: usize, c: c_ulonglong, d: u64);
@@ -258,6 +260,7 @@ doors! {
     b"cuMemcpy3DPeerAsync", 4000 => cuMemcpy3DPeerAsync, cuMemcpy3DPeerAsync_ptsz;
     b"cuMemcpyBatchAsync", 12080 => cuMemcpyBatchAsync, cuMemcpyBatchAsync_ptsz;
     b"cuMemcpyBatchAsync", 13000 => cuMemcpyBatchAsync_v2, cuMemcpyBatchAsync_v2_ptsz;
+    b"cuMemBatchDecompressAsync", 12060 => cuMemBatchDecompressAsync, cuMemBatchDecompressAsync_ptsz;
     b"cuMemcpy3DBatchAsync", 12080 => cuMemcpy3DBatchAsync, cuMemcpy3DBatchAsync_ptsz;
     b"cuMemcpy3DBatchAsync", 13000 => cuMemcpy3DBatchAsync_v2, cuMemcpy3DBatchAsync_v2_ptsz;
     b"cuMemsetD8", 3020 => cuMemsetD8_v2, cuMemsetD8_v2_ptds;

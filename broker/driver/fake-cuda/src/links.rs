@@ -52,6 +52,14 @@ pub(crate) fn record(event: usize, stream: usize) {
     }
 }
 
+/// Whether all copies of the stream have arrived.
+pub(crate) fn is_ready(stream: usize) -> bool {
+    let Some(mut links) = links() else { return true };
+    links.advance();
+    let copy = links.of_streams.get(&stream).copied();
+    !links.in_flight.values().flatten().any(|(number, _)| Some(*number) == copy)
+}
+
 /// Whether all copies before the event have arrived.
 pub(crate) fn has_passed(event: usize) -> bool {
     let Some(mut links) = links() else { return true };

@@ -276,6 +276,12 @@ extern "C" fn cuGreenCtxStreamCreate(
 }
 
 #[unsafe(no_mangle)]
+extern "C" fn cuCtxFromGreenCtx(context: *mut usize, _green: usize) -> u32 {
+    begin!("cuCtxFromGreenCtx");
+    new_name(context)
+}
+
+#[unsafe(no_mangle)]
 extern "C" fn cuArrayCreate_v2(array: *mut usize, _description: *const c_void) -> u32 {
     begin!("cuArrayCreate_v2");
     new_name(array)
@@ -375,6 +381,7 @@ fn address_of(name: &[u8], version: c_int, per_thread: bool) -> *mut c_void {
         b"cuStreamCreate" => transfers::cuStreamCreate;
         b"cuStreamCreateWithPriority" => cuStreamCreateWithPriority;
         b"cuGreenCtxStreamCreate" => cuGreenCtxStreamCreate;
+        b"cuCtxFromGreenCtx" => cuCtxFromGreenCtx;
         b"cuStreamDestroy" => transfers::cuStreamDestroy_v2;
         b"cuCtxDestroy" => cuCtxDestroy_v2;
         b"cuDevicePrimaryCtxReset" => cuDevicePrimaryCtxReset_v2;

@@ -191,9 +191,9 @@ pub(crate) extern "C" fn cuStreamDestroy(_stream: usize) -> u32 {
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn cuStreamQuery(_stream: usize) -> u32 {
+extern "C" fn cuStreamQuery(stream: usize) -> u32 {
     begin!("cuStreamQuery");
-    0
+    if links::is_ready(stream) { 0 } else { NOT_READY }
 }
 
 /// A stream belongs to the current context.

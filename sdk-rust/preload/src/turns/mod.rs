@@ -6,12 +6,14 @@
 //!   Free ────────────────────► Away ────────────────────────────────────────────────────────► Held
 //!    ▲     (the gate closes)    ▲ │                                  (the gate opens)           │ │
 //!    │                          │ └── all memory is freed ──► Free                              │ │ the session ends
-//!    │                          └── the daemon asks: close the gate, drain, unpin, yield ───────┘ ▼
+//!    │                          └── asked, or idle: close the gate, drain, unpin, yield ────────┘ ▼
 //!    └─ no turn, no waiting                                          Over: what is there stays, the gate stays open
 //! ```
 //!
 //! One thread does all of this. It begins with the first call that waits. A call waits at the gate ([`crate::gate`]), and
 //! for nothing else: allocating and freeing need no turn. New memory is pinned if the process has its turn.
+//!
+//! While it drains the process has all its memory still, pinned: if that takes too long, it opens the gate again.
 //!
 //! **The set is declared before a turn**, so an allocation costs no call for it. Memory that is allocated during a turn is
 //! pinned, and the daemon learns of it with the next set. If the memory has grown much since, the thread yields by itself
@@ -50,7 +52,7 @@ use crate::{
     streams::{self, Waited},
 };
 
-/// How often the thread looks whether the memory has grown.
+/// How often the thread looks whether the memory has grown, and whether the program uses its turn.
 const TICK: Duration = Duration::from_secs(1);
 /// The memory has grown much if it is larger than the declared set by one part in so many.
 const GROWTH_DIVISOR: u64 = 4;
@@ -58,6 +60,8 @@ const GROWTH_DIVISOR: u64 = 4;
 const PATIENCE_MIN: Duration = Duration::from_secs(1);
 const PATIENCE_MAX: Duration = Duration::from_secs(60);
 const PAUSE: Duration = Duration::from_micros(50);
+/// The default of `vramctl run --idle-after`, for programs that are started without it.
+const IDLE_AFTER: Duration = Duration::from_secs(5);
 /// The thread tries again after this: what stood in its way lasts longer than a call.
 const RETRY: Duration = Duration::from_millis(5);
 /// `CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED`, and the last of its kind.
@@ -83,6 +87,8 @@ pub(crate) struct Turns {
     changed: Condvar,
     /// Why the process never yields, if so.
     kept_for: OnceLock<&'static str>,
+    /// The process yields by itself after so long without a call and without work.
+    idle_after: Duration,
 }
 
 #[derive(Debug)]
@@ -107,6 +113,8 @@ enum Phase {
     Away,
     /// All memory is pinned.
     Held,
+    /// All memory is still pinned, and calls wait until what was launched is done.
+    Draining,
     /// The session has ended, and all memory is there. No other turn comes.
     Over,
     /// The session has ended, and some memory is not there: calls fail with this code.
@@ -137,6 +145,11 @@ enum Next {
 pub(crate) fn are_wanted() -> bool {
     static WANTED: OnceLock<bool> = OnceLock::new();
     *WANTED.get_or_init(|| env::var_os("VRAMD_TURNS").is_some_and(|wanted| wanted == "1"))
+}
+
+fn idle_after() -> Duration {
+    let seconds = env::var("VRAMD_TURNS_IDLE_SECONDS").ok().and_then(|seconds| seconds.parse().ok());
+    seconds.map_or(IDLE_AFTER, Duration::from_secs)
 }
 
 /// Waits at the closed gate until the process has its turn.
@@ -181,6 +194,7 @@ impl Turns {
             state: Mutex::new(state),
             changed: Condvar::new(),
             kept_for: OnceLock::new(),
+            idle_after: idle_after(),
         })
     }
 
@@ -198,8 +212,7 @@ impl Turns {
         state.bytes += member.bytes;
         if state.phase == Phase::Free {
             // Calls that are inside do not know this memory.
-            state.phase = Phase::Away;
-            gate::close();
+            state.close(Phase::Away);
         }
         let is_pinned = state.phase != Phase::Away;
         member.set_pinned(is_pinned);
@@ -222,13 +235,13 @@ impl Turns {
         state.waiting += 1;
         self.ensure_thread(&mut state);
         self.changed.notify_all();
-        while state.phase == Phase::Away && state.refusals == refusals {
+        while state.phase.is_closed() && state.refusals == refusals {
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
         state.waiting -= 1;
         match state.phase {
             Phase::Failed(code) => Passage::Refused(code),
-            Phase::Away => Passage::Refused(state.refusal),
+            Phase::Away | Phase::Draining => Passage::Refused(state.refusal),
             Phase::Free | Phase::Held | Phase::Over => Passage::Again,
         }
     }
@@ -278,7 +291,7 @@ impl Turns {
     /// Takes the turn, pins all memory, and opens the gate. `None` if there is no memory, if waiting calls are refused, or
     /// after the end of the session.
     fn take(&self, declared: &mut Option<Declared>) -> Option<Turn> {
-        let (mut was_missing, mut full_since) = (false, None);
+        let (mut was_missing, mut full_for) = (false, Duration::ZERO);
         loop {
             let members = self.members();
             if members.is_empty() {
@@ -288,15 +301,20 @@ impl Turns {
                 }
                 continue;
             }
-            let error = match set::acquire(&self.client, members, declared) {
-                Ok(turn) => match self.pin_all(|_| Phase::Held, |_, error| Err(error)) {
-                    Ok(()) => return Some(turn),
-                    Err(error) => {
-                        self.unpin_all();
-                        error
+            let mut begun = Instant::now();
+            let (error, waited) = match set::acquire(&self.client, members, declared) {
+                Ok(turn) => {
+                    begun = Instant::now();
+                    match self.pin_all(|_| Phase::Held, |_, error| Err(error)) {
+                        Ok(()) => return Some(turn),
+                        Err(error) => {
+                            self.unpin_all();
+                            (error, begun.elapsed())
+                        }
                     }
-                },
-                Err(error) => error,
+                }
+                // The wait for the turn is none for room.
+                Err(error) => (error, begun.elapsed().min(TICK)),
             };
             if !self.client.is_connected() {
                 return None;
@@ -311,9 +329,7 @@ impl Turns {
                     was_missing = true;
                 }
                 // Others may have taken the room for a moment.
-                error
-                    if is_for_room(&error)
-                        && full_since.get_or_insert_with(Instant::now).elapsed() < WAIT => {}
+                error if is_for_room(&error) && full_for < WAIT => full_for += waited + RETRY,
                 error => {
                     self.refuse(&error);
                     return None;
@@ -392,16 +408,23 @@ impl Turns {
     fn hold(&self, turn: &Turn) -> Next {
         let declared_bytes = lock(&self.state).bytes;
         let (mut patience, mut is_said) = (PATIENCE_MIN, false);
+        let (mut calls, mut used) = (gate::entered(), Instant::now());
         loop {
             let Ok(is_asked) = turn.wait_ending(TICK) else { return Next::End };
-            if !is_asked && !self.has_grown(declared_bytes) {
+            let entered = gate::entered();
+            if entered != calls || !self.has_no_work() {
+                (calls, used) = (entered, Instant::now());
+            }
+            let is_idle = !is_asked && used.elapsed() >= self.idle_after && self.is_done();
+            if !is_asked && !is_idle && !self.has_grown(declared_bytes) {
                 continue;
             }
             match self.leave(patience) {
                 Left::Empty => {
+                    lock(&self.state).phase = Phase::Away;
                     self.unpin_all();
                     turn.yield_now();
-                    return if is_asked { Next::Wait } else { Next::Acquire };
+                    return if is_asked || is_idle { Next::Wait } else { Next::Acquire };
                 }
                 Left::Capturing => thread::sleep(RETRY),
                 Left::TooLong => {
@@ -423,19 +446,30 @@ impl Turns {
         lock(&self.state).bytes > declared_bytes + declared_bytes / GROWTH_DIVISOR
     }
 
+    /// Whether no call is inside, and no stream has work, as far as streams say so when they are asked.
+    fn has_no_work(&self) -> bool {
+        gate::is_empty() && self.kept_for.get().is_none() && streams::are_ready(&self.contexts()) == Ok(true)
+    }
+
+    /// Whether all that was launched is done. This records events, for which later work of other streams may wait: so
+    /// streams are asked before.
+    fn is_done(&self) -> bool {
+        let begun = Instant::now();
+        // An idle device needs a moment to say so.
+        let goes_on = || begun.elapsed() < RETRY;
+        streams::wait_while(&self.contexts(), goes_on) == Ok(Waited::Done)
+    }
+
     /// Closes the gate, and waits for the calls inside and for the device. Opens it again if that must not be waited for.
     fn leave(&self, patience: Duration) -> Left {
         if self.kept_for.get().is_some() {
             return Left::Kept;
         }
-        lock(&self.state).close();
+        lock(&self.state).close(Phase::Draining);
         let left = self.drain(patience);
         if left != Left::Empty {
-            // The end of the session is found by the next wait for the daemon.
-            while self.pin_all(|_| Phase::Held, |_, error| Err(error)).is_err() && self.client.is_connected()
-            {
-                thread::sleep(RETRY);
-            }
+            lock(&self.state).enter(Phase::Held);
+            self.changed.notify_all();
         }
         left
     }
@@ -484,7 +518,7 @@ impl Turns {
             }
             Ok(())
         };
-        lock(&self.state).close();
+        lock(&self.state).close(Phase::Away);
         let is_lost = |state: &State| state.members.values().any(|member| member.is_lost());
         // Before the gate opens: no call may meet memory that is not there.
         let phase_of = |state: &State| if is_lost(state) { Phase::Failed(NOT_READY) } else { Phase::Over };
@@ -501,6 +535,13 @@ impl Turns {
     }
 }
 
+impl Phase {
+    /// Whether calls wait at the gate.
+    fn is_closed(self) -> bool {
+        matches!(self, Self::Away | Self::Draining)
+    }
+}
+
 impl State {
     /// Enters a phase that ends the wait of calls.
     fn enter(&mut self, phase: Phase) {
@@ -510,8 +551,8 @@ impl State {
         }
     }
 
-    fn close(&mut self) {
-        self.phase = Phase::Away;
+    fn close(&mut self, phase: Phase) {
+        self.phase = phase;
         gate::close();
     }
 

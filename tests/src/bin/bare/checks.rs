@@ -60,6 +60,7 @@ const CHECKS: &[(&str, Check)] = &[
     ("cuStreamDestroy_v2", streams),
     ("cuStreamDestroy", streams),
     ("cuGreenCtxStreamCreate", passed_on),
+    ("cuCtxFromGreenCtx", passed_on),
     ("cuCtxDestroy_v2", |driver| own_context(driver, true)),
     ("cuCtxDestroy", |driver| own_context(driver, false)),
     ("cuCtxEnablePeerAccess", peer_access),
@@ -395,6 +396,7 @@ fn passed_on(driver: &Driver) -> Result<(), String> {
     let to = &raw mut name;
     let code = cuda!(driver, cuGreenCtxStreamCreate(to => *mut usize, 0 => usize, 1 => c_uint, 0 => c_int));
     expect("a stream", code, 0)?;
+    expect("context", cuda!(driver, cuCtxFromGreenCtx(to => *mut usize, 0 => usize)), 0)?;
     expect("array", cuda!(driver, cuArrayCreate_v2(to => *mut usize, nothing => *const c_void)), 0)?;
     expect("array", cuda!(driver, cuArray3DCreate_v2(to => *mut usize, nothing => *const c_void)), 0)?;
     let code = cuda!(driver, cuMipmappedArrayCreate(to => *mut usize, nothing => *const c_void, 1 => c_uint));

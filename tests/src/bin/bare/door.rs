@@ -70,7 +70,6 @@ impl Driver {
         let found = self.by_proc_address(base, version, flags);
         // This door has one version of a function; the other is found by its whole name.
         let is_other = matches!(name, "cuDevicePrimaryCtxReset" | "cuStreamDestroy" | "cuCtxDestroy")
-            || name == "cuGreenCtxStreamCreate" && self.door == Door::ProcAddress
             || is_hidden(whole, self.door)
             || name == "cuGetProcAddress_v2" && self.door == Door::ProcAddress
             || name == "cuGetProcAddress" && self.door == Door::ProcAddressV2;
@@ -116,9 +115,11 @@ impl Driver {
 fn is_hidden(name: &str, door: Door) -> bool {
     let is_batch = name.starts_with("cuMemcpyBatchAsync") || name.starts_with("cuMemcpy3DBatchAsync");
     let is_of_stream = name.starts_with("cuStreamW") || name.starts_with("cuStreamBatchMemOp");
+    let is_of_12 =
+        name.contains("GreenCtx") || matches!(name, "cuLaunchKernelEx" | "cuMemBatchDecompressAsync");
     match door {
         Door::Dlsym => false,
-        Door::ProcAddress => is_batch || is_of_stream && name.ends_with("_v2") || name == "cuLaunchKernelEx",
+        Door::ProcAddress => is_batch || is_of_12 || is_of_stream && name.ends_with("_v2"),
         Door::ProcAddressV2 => (is_batch || is_of_stream) && !name.ends_with("_v2"),
     }
 }

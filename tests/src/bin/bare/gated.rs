@@ -97,6 +97,8 @@ const ROWS: &[(&str, Check)] = rows! {
     cuMemcpyBatchAsync_ptsz (usize, usize, usize, usize, usize, usize, usize, usize, u64);
     cuMemcpyBatchAsync_v2 (usize, usize, usize, usize, usize, usize, usize, u64);
     cuMemcpyBatchAsync_v2_ptsz (usize, usize, usize, usize, usize, usize, usize, u64);
+    cuMemBatchDecompressAsync (usize, usize, c_uint, usize, u64);
+    cuMemBatchDecompressAsync_ptsz (usize, usize, c_uint, usize, u64);
     cuMemcpy3DBatchAsync (usize, usize, usize, c_ulonglong, u64);
     cuMemcpy3DBatchAsync_ptsz (usize, usize, usize, c_ulonglong, u64);
     cuMemcpy3DBatchAsync_v2 (usize, usize, c_ulonglong, u64);

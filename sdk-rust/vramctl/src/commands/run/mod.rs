@@ -42,6 +42,9 @@ pub(crate) struct Run {
     /// together, no program waits.
     #[arg(long)]
     turns: bool,
+    /// With `--turns`, yield after so long without a call for the device and without work on it.
+    #[arg(long, value_name = "SECONDS", default_value_t = 5, requires = "turns", value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    idle_after: u64,
     /// Have each process write what the driver served instead of the daemon, to standard error at its end.
     #[arg(long)]
     report: bool,
@@ -69,7 +72,7 @@ pub(crate) fn run(run: &Run, socket_dir: Option<&Path>, client: ClientBuilder) -
         command.env("VRAMD_LIMIT", limit.get().to_string());
     }
     if run.turns {
-        command.env("VRAMD_TURNS", "1");
+        command.env("VRAMD_TURNS", "1").env("VRAMD_TURNS_IDLE_SECONDS", run.idle_after.to_string());
     }
     if run.report {
         command.env("VRAMD_PRELOAD_REPORT", "1");
