@@ -26,7 +26,7 @@ import threading
 import time
 import traceback
 
-from torch_weights import Daemon, timed
+from torch_weights import Daemon, configuration, logits_digest, made, timed
 
 MIB, GIB = 1 << 20, 1 << 30
 SEED = 29
@@ -90,7 +90,7 @@ class Run:
 
     def all(self):
         checks = (
-            self.logits, self.streams, self.out_of_memory, self.strand, self.speed, self.pool_miss, self.rotation,
+            self.logits, self.llama, self.streams, self.out_of_memory, self.strand, self.speed, self.pool_miss, self.rotation,
             self.cycles, self.calls, self.quota, self.debug, self.guide, self.managed, self.devices, self.teardown, self.saver,
         )
         if self.wanted.checks:
@@ -185,6 +185,49 @@ class Run:
         wanted = ("in_pool", "eager_1", "graph_1", "addresses_1", "eager_2", "graph_2", "addresses_2")
         freed = min(found["freed_1"], found["freed_2"]) >= pool.nbytes * 9 // 10
         return {"ok": all(found[key] for key in wanted) and freed, **found}
+
+    def llama(self):
+        """Four models of transformers, of which two fit, in rotation: each has the logits of before, bit for bit."""
+        import transformers
+
+        torch, config, models = self.torch, configuration(transformers, True), []
+        try:
+            for number in range(4):
+                pool = self.pool(f"llama{number}", wait=30)
+                torch.manual_seed(SEED + number)
+                with pool, torch.device("cuda"):
+                    model = made(torch, transformers, config)
+                found = {"digest": logits_digest(torch, model), "bytes": pool.nbytes}
+                found["in_pool"] = all(pool.contains(each) for each in model.parameters())
+                found["addresses"] = [each.data_ptr() for each in model.parameters()]
+                free = self.free_bytes()
+                pool.sleep()
+                found["freed"] = self.free_bytes() - free
+                models.append((pool, model, found))
+                if number == 0:
+                    limit = str(2 * pool.nbytes + GIB)
+                    self.daemon.vramctl("quota", "set", self.client.tenant, "--tier", "device", "--limit", limit)
+            awake, wakes, same = [], [], True
+            for turn in range(12):
+                pool, model, found = models[turn % 4]
+                if len(awake) == 2:
+                    awake.pop(0).sleep()
+                wakes.append(timed(torch, lambda: pool.wake_up(60))[1])
+                awake.append(pool)
+                pointers = [each.data_ptr() for each in model.parameters()]
+                same = same and logits_digest(torch, model) == found["digest"] and pointers == found["addresses"]
+            for pool, _, _ in models:
+                pool.sleep(2)
+        finally:
+            self.daemon.vramctl("quota", "set", self.client.tenant, "--tier", "device", "--limit", "100%")
+        each = [found for _, _, found in models]
+        freed = all(found["freed"] >= found["bytes"] * 9 // 10 for found in each)
+        differ = len({found["digest"] for found in each}) == 4
+        ok = same and freed and differ and all(found["in_pool"] for found in each)
+        return {
+            "ok": ok, "transformers": transformers.__version__, "same": same, "differ": differ, "limit": int(limit),
+            "bytes": [found["bytes"] for found in each], "freed": [found["freed"] for found in each], "wakes_s": wakes,
+        }
 
     def streams(self):
         """Tensors that side streams use and free keep their content, and none is reused too early."""

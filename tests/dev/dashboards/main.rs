@@ -64,8 +64,8 @@ The tenant `_other` is the sum of all tenants that have no series of their own. 
 `telemetry.cardinality_max`, says [many tenants](telemetry.md#many-tenants).
 
 The pictures below are the panels' real data: two minutes of two simulated nodes, one of them under load, scraped every
-three seconds. `make dashboard-pictures` draws them anew. Some panels have a plainer title since. No Grafana was at hand
-to open the files: CI runs every query in a Prometheus.
+three seconds. `make dashboard-pictures` draws them anew. No Grafana was at hand to open the files: CI runs every query
+in a Prometheus.
 ";
 
 fn main() -> Result<ExitCode> {
