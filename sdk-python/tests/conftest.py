@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 import time
@@ -92,6 +93,21 @@ def layer(client: vramd.Client, seed: int, parts: int = 1) -> vramd.Allocation:
     for part in range(parts):
         memory.copy_from(bytes([seed + part]) * size, offset=part * size)
     return memory
+
+
+def stop(pid: int) -> None:
+    """Stops a process, and waits until each of its threads has stopped: until then one may answer a call."""
+    os.kill(pid, signal.SIGSTOP)
+
+    def are_stopped() -> bool:
+        try:
+            stats = [task.read_text() for task in pathlib.Path(f"/proc/{pid}/task").glob("*/stat")]
+        except FileNotFoundError:
+            # A thread has ended meanwhile.
+            return False
+        return all(stat.rpartition(") ")[2].startswith("T") for stat in stats)
+
+    eventually("all threads have stopped", are_stopped)
 
 
 def eventually(what: str, seen: Callable[[], bool]) -> None:

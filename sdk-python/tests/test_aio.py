@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy
 import pytest
-from conftest import MIB, Daemon, eventually, vramctl
+from conftest import MIB, Daemon, eventually, stop, vramctl
 
 import vramd
 import vramd.aio
@@ -365,7 +365,7 @@ def test_cancelled_copy_touches_its_buffer_no_more(full: Daemon) -> None:
 
 def test_cancelled_connect_leaves_no_session(daemon: Daemon, client: vramd.Client) -> None:
     async def main() -> None:
-        os.kill(daemon.pid, signal.SIGSTOP)
+        stop(daemon.pid)
         try:
             task = asyncio.create_task(connect())
             await until("a thread connects", lambda: "vramd-aio-call" in threads())
@@ -635,7 +635,7 @@ def test_interrupt_ends_program_whose_daemon_does_not_answer(crowded: Any) -> No
         eventually("its calls wait", lambda: waits(daemon) != [])
         # The end of the client waits until these are freed, but not for ever.
         eventually("it has memory", lambda: len(holder.list()) == 2 + 3)
-        os.kill(daemon.pid, signal.SIGSTOP)
+        stop(daemon.pid)
         try:
             assert interrupt(child) < SOON
             begun = time.monotonic()

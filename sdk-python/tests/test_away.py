@@ -20,7 +20,7 @@ import torch
 import vramd
 import vramd.aio
 import vramd.torch
-from conftest import MIB, Daemon, eventually
+from conftest import MIB, Daemon, eventually, stop
 from test_llm_d import carve, filled
 from test_pool import used_bytes
 from vramd.integrations.llm_d import Workload
@@ -229,7 +229,7 @@ def test_a_process_is_stopped_while_another_uses_the_device(
     pid: int = frozen.pid  # type: ignore[attr-defined]
     for _ in range(2):
         assert frozen("detach_all") == "done" and memory_of_process(client, pid) == []
-        os.kill(pid, signal.SIGSTOP)
+        stop(pid)
         taken, content = filled(client, 58 * MIB)
         assert taken.copy_to() == content
         taken.free()
@@ -294,6 +294,9 @@ def test_random_use_by_threads_loses_no_byte(client: vramd.Client) -> None:
             assert memory_of_process(client) == []
             trips += 1
             client.attach_all()
+            # On a busy machine a trip takes seconds: the threads want their memory back all the time.
+            if trips == 12:
+                break
     finally:
         over.set()
         for thread in threads:

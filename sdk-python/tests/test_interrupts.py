@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import MIB, Daemon, eventually, vramctl
+from conftest import MIB, Daemon, eventually, stop, vramctl
 
 import vramd
 
@@ -31,8 +31,12 @@ def interrupted(call: Callable[[], object]) -> None:
     timer = threading.Timer(BEFORE, os.kill, (os.getpid(), signal.SIGINT))
     timer.start()
     begun = time.monotonic()
-    with pytest.raises(KeyboardInterrupt):
-        call()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            call()
+    finally:
+        # Of a call that has returned before. The next test must not be interrupted.
+        timer.cancel()
     took = time.monotonic() - begun
     timer.join()
     assert BEFORE <= took < BEFORE + 1, took
@@ -40,7 +44,7 @@ def interrupted(call: Callable[[], object]) -> None:
 
 @contextmanager
 def stopped(daemon: Daemon) -> Iterator[None]:
-    os.kill(daemon.pid, signal.SIGSTOP)
+    stop(daemon.pid)
     try:
         yield
     finally:
@@ -275,7 +279,7 @@ def test_load_whose_daemon_stops_in_mid_copy_ends(daemon: Daemon, tmp_path: path
 
     def stop_daemon(done: int, _total: int) -> None:
         if not stops:
-            os.kill(daemon.pid, signal.SIGSTOP)
+            stop(daemon.pid)
             stops.append(time.monotonic())
             threading.Timer(BEFORE, os.kill, (os.getpid(), signal.SIGINT)).start()
 

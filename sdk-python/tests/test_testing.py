@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from conftest import MIB, PROGRAM, ROOT
+from conftest import MIB, PROGRAM, ROOT, stop
 
 import vramd
 import vramd.testing
@@ -192,7 +192,7 @@ def test_daemon_that_ended_by_itself_is_a_failure() -> None:
 def test_daemon_that_hangs_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     daemon = Daemon()
     pidfd = os.pidfd_open(daemon.pid)
-    os.kill(daemon.pid, signal.SIGSTOP)
+    stop(daemon.pid)
     monkeypatch.setattr(vramd.testing, "STOP_SECONDS", 0.1)
     with pytest.raises(DaemonFailed, match="did not stop within"):
         daemon.end()

@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import pickle
-import signal
 import subprocess
 import sys
 import threading
@@ -15,7 +13,7 @@ import time
 from collections.abc import Callable
 
 import pytest
-from conftest import MIB, ROOT, Daemon, eventually, layer, vramctl
+from conftest import MIB, ROOT, Daemon, eventually, layer, stop, vramctl
 
 import vramd
 import vramd.aio
@@ -133,7 +131,7 @@ def test_dropping_a_turn_stalls_no_other_thread(turns: Daemon) -> None:
         memory = layer(client, 1)
         full = client.working_set("mine", [memory])
         turn = full.turn()
-        os.kill(turns.pid, signal.SIGSTOP)
+        stop(turns.pid)
         # Another process, since no thread of this one may go on.
         waker = subprocess.Popen(["sh", "-c", f"sleep 5; kill -CONT {turns.pid}"])
         threads = [threading.Thread(target=run) for run in (fill, tick)]

@@ -297,7 +297,8 @@ impl Client {
     /// else for the disk. Sealed memory stays on its device while other sessions use it.
     ///
     /// Handles keep their handle pins, which take effect again by [`Self::attach_all`]; so do blocks of a [`Pool`]. It
-    /// waits for the work on this process's devices, and for guards that streams will end. Prefetch requests that are on
+    /// waits for the work on this process's devices, and for guards that streams will end. No thread may launch work on
+    /// this memory meanwhile, or capture a stream: a capture of another thread may fail. Prefetch requests that are on
     /// their way are cancelled.
     ///
     /// It is refused with [`Error::Pinned`](crate::Error::Pinned), which names what is in the way, and nothing has changed:

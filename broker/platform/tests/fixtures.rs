@@ -118,3 +118,23 @@ fn a_user_namespace_is_not_advised_what_a_cgroup_namespace_refuses() {
     assert_eq!(in_namespaces(&["user"]), "rules by cgroup, or no user namespace");
     assert_eq!(in_namespaces(&["cgroup", "user"]), "no user namespace");
 }
+
+#[test]
+fn a_node_with_few_mappings_is_told_how_many_it_needs() {
+    let with = |max_map_count, words_per_session_max| {
+        let daemon = DaemonReadings { words_per_session_max, ..DaemonReadings::default() };
+        let all = Readings { max_map_count, daemon: Some(daemon), ..readings("h200-x86") };
+        let limits = diagnose(&all).limits.into_iter();
+        limits.filter(|limit| limit.about == "mappings").map(|limit| (limit.text, limit.set)).next()
+    };
+    let (text, set) = with(Some(16_384), 65_536).unwrap();
+    assert!(text.starts_with("vm.max_map_count is 16384: a client can map "), "{text}");
+    assert_eq!(set, "sysctl vm.max_map_count=131072");
+    // The setting that it names is enough. The usual one is enough for the default.
+    for count in [Some(131_072), Some(65_530), None] {
+        assert_eq!(with(count, 65_536), None, "{count:?}");
+    }
+    let (text, set) = with(Some(65_530), 1_000_000).unwrap();
+    assert!(text.ends_with("fewer than limits.words_per_session_max = 1000000"), "{text}");
+    assert_eq!(set, "sysctl vm.max_map_count=1048576");
+}

@@ -108,8 +108,10 @@ class Workload:
         with ExitStack() as stack:
             stack.callback(self.restore)
             for client in clients:
+                if not client.is_away:
+                    # First, since an interrupt may come as soon as the memory is away. It does nothing if nothing is.
+                    stack.callback(client.attach_all)
                 client.detach_all()
-                stack.callback(client.attach_all)
             yield
 
     def _chosen(self, tags: Collection[str]) -> list[Region]:
