@@ -26,15 +26,9 @@ fn of_pressure(bounds: &PressureBounds) -> v1::PressureSettings {
     }
 }
 
-const fn of_policy(policy: EvictionPolicy) -> v1::EvictionPolicy {
-    match policy {
-        EvictionPolicy::Lru => v1::EvictionPolicy::Lru,
-        EvictionPolicy::WeightedLru => v1::EvictionPolicy::WeightedLru,
-        EvictionPolicy::Gdsf => v1::EvictionPolicy::Gdsf,
-        EvictionPolicy::S3Fifo => v1::EvictionPolicy::S3Fifo,
-        EvictionPolicy::Sieve => v1::EvictionPolicy::Sieve,
-        EvictionPolicy::HitDensity => v1::EvictionPolicy::HitDensity,
-    }
+/// The message's policies have the names of the core's, which a test checks.
+fn of_policy(policy: EvictionPolicy) -> v1::EvictionPolicy {
+    v1::EvictionPolicy::named(policy.name()).unwrap_or_default()
 }
 
 fn of_shares(shares: Shares) -> v1::ShareSettings {
@@ -45,4 +39,18 @@ fn of_shares(shares: Shares) -> v1::ShareSettings {
 
 fn of_tiers(tiers: TierSettings) -> v1::TierSettings {
     v1::TierSettings { host_bytes: Some(tiers.host.get()), disk_bytes: Some(tiers.disk.get()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_policy_of_the_core_has_a_message_and_the_other_way_round() {
+        let of_core: Vec<_> = EvictionPolicy::ALL.map(of_policy).into();
+        assert_eq!(of_core, v1::EvictionPolicy::all().collect::<Vec<_>>());
+        for message in v1::EvictionPolicy::all() {
+            assert_eq!(message.name().parse().map(of_policy), Ok(message));
+        }
+    }
 }

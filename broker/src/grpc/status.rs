@@ -275,18 +275,8 @@ fn add_standard_detail(details: &mut ErrorDetails, refusal: &Refusal, message: &
         R::TierGuaranteed { device, .. } => unmet(details, refusal, device, message),
         R::GuaranteeUnbacked { tenant, .. } => unmet(details, refusal, &format!("tenant:{tenant}"), message),
         R::SessionMissing | R::ProtocolBroken { .. } => unmet(details, refusal, "session", message),
-        R::NotOwner { .. }
-        | R::AdviceForbidden { .. }
-        | R::SessionForeign { .. }
-        | R::ContentLost { .. }
-        | R::Raced { .. }
-        | R::PinStalled { .. }
-        | R::WaitOver { .. }
-        | R::TurnWaitOver { .. }
-        | R::WaitCancelled { .. }
-        | R::KindUnsupported { .. }
-        | R::TierUnsupported { .. }
-        | R::InvariantBroken { .. } => {}
+        // All others say enough by their reason and their facts.
+        _ => {}
     }
 }
 

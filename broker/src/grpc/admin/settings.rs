@@ -68,18 +68,11 @@ fn change(message: v1::Settings) -> Result<SettingsChange, Refusal> {
 }
 
 fn policy(number: i32) -> Result<EvictionPolicy, Refusal> {
-    match v1::EvictionPolicy::try_from(number) {
-        Ok(v1::EvictionPolicy::Lru) => Ok(EvictionPolicy::Lru),
-        Ok(v1::EvictionPolicy::WeightedLru) => Ok(EvictionPolicy::WeightedLru),
-        Ok(v1::EvictionPolicy::Gdsf) => Ok(EvictionPolicy::Gdsf),
-        Ok(v1::EvictionPolicy::S3Fifo) => Ok(EvictionPolicy::S3Fifo),
-        Ok(v1::EvictionPolicy::Sieve) => Ok(EvictionPolicy::Sieve),
-        Ok(v1::EvictionPolicy::HitDensity) => Ok(EvictionPolicy::HitDensity),
-        Ok(v1::EvictionPolicy::Unspecified) | Err(_) => Err(Refusal::SettingInvalid {
-            field: "eviction_policy",
-            given: number.to_string(),
-            allowed: EvictionPolicy::NAMES.to_owned(),
-            problem: format!("{number} is no eviction policy that this daemon knows"),
-        }),
-    }
+    let known = v1::EvictionPolicy::try_from(number).ok().and_then(|policy| policy.name().parse().ok());
+    known.ok_or_else(|| Refusal::SettingInvalid {
+        field: "eviction_policy",
+        given: number.to_string(),
+        allowed: EvictionPolicy::NAMES.to_owned(),
+        problem: format!("{number} is no eviction policy that this daemon knows"),
+    })
 }

@@ -1,6 +1,9 @@
 //! `vramctl settings …`
 
-use clap::{Args, Subcommand, ValueEnum};
+use clap::{
+    Args, Subcommand,
+    builder::{PossibleValuesParser, TypedValueParser},
+};
 use serde_json::{Value, json};
 use vramd_client::admin::AdminClient;
 use vramd_proto::v1;
@@ -62,39 +65,20 @@ pub(crate) struct Change {
     #[arg(long, value_name = "PERCENT")]
     write_back_percent: Option<u32>,
     /// The order in which unused parts leave a full device.
-    #[arg(long, value_name = "POLICY", value_enum)]
-    eviction_policy: Option<Policy>,
+    #[arg(long, value_name = "POLICY", value_parser = policies())]
+    eviction_policy: Option<v1::EvictionPolicy>,
 }
 
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum Policy {
-    Lru,
-    WeightedLru,
-    Gdsf,
-    S3Fifo,
-    Sieve,
-    HitDensity,
-}
-
-impl Policy {
-    const fn message(self) -> v1::EvictionPolicy {
-        match self {
-            Self::Lru => v1::EvictionPolicy::Lru,
-            Self::WeightedLru => v1::EvictionPolicy::WeightedLru,
-            Self::Gdsf => v1::EvictionPolicy::Gdsf,
-            Self::S3Fifo => v1::EvictionPolicy::S3Fifo,
-            Self::Sieve => v1::EvictionPolicy::Sieve,
-            Self::HitDensity => v1::EvictionPolicy::HitDensity,
-        }
-    }
+fn policies() -> impl TypedValueParser<Value = v1::EvictionPolicy> {
+    let names = v1::EvictionPolicy::all().map(v1::EvictionPolicy::name);
+    PossibleValuesParser::new(names).try_map(|name| v1::EvictionPolicy::named(&name).ok_or("no such policy"))
 }
 
 /// The name of the policy in settings. A newer daemon may have one that this program does not know.
 fn policy_name(settings: &v1::Settings) -> String {
     let number = settings.eviction.and_then(|eviction| eviction.policy).unwrap_or_default();
-    let known = Policy::value_variants().iter().find(|policy| policy.message() as i32 == number);
-    let name = known.and_then(Policy::to_possible_value).map(|value| value.get_name().to_owned());
-    name.unwrap_or_else(|| format!("unknown ({number})"))
+    let known = v1::EvictionPolicy::all().find(|policy| *policy as i32 == number);
+    known.map_or_else(|| format!("unknown ({number})"), v1::EvictionPolicy::name)
 }
 
 /// Parses bytes. A share like `50%` is refused, since there is no total that it could be a share of.
@@ -138,9 +122,7 @@ impl Change {
                 prefetch_percent: self.prefetch_percent,
                 write_back_percent: self.write_back_percent,
             }),
-            eviction: Some(v1::EvictionSettings {
-                policy: self.eviction_policy.map(|policy| policy.message().into()),
-            }),
+            eviction: Some(v1::EvictionSettings { policy: self.eviction_policy.map(Into::into) }),
         }
     }
 }
