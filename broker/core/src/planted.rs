@@ -316,6 +316,8 @@ mod bugs {
         TurnStarved: "of the turns that wait the last one is admitted first", [TURN_ORDER];
         TurnYieldLost: "the yield of a client that was asked for it is lost", [TURN_HELD];
         SetBroughtOutOfTurn: "the set of the turn that comes last is brought ahead", [SPECULATION];
+        TurnOrderIgnored: "parts of working sets leave in the order of the policy, whenever their turns come", [TURN_VICTIMS];
+        NextTurnFirst: "parts of the set whose turn comes next leave before those of later turns", [TURN_VICTIMS];
         TurnAskedInVain: "owners are asked to yield whose leaving makes no room for the turn that waits", [TURN_HELD];
         TurnsCounted: "each turn of a tenant counts as much as any other, however long it was", [TURN_ORDER, TURN_HELD];
         LearntElsewhere: "an order that was learnt is applied to another allocation", [SPECULATION];

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::advised_order::reasons;
 use crate::world::{
     Client, World, config,
     moving::{evict, parts, tier, tiers, to},
@@ -9,8 +10,8 @@ use crate::world::{
     set_quota, spec,
 };
 use broker_core::{
-    AllocationSpec, ClientFrame, ClientRequest, Config, Event, Kind, Notice, OperatorRequest, PartRef,
-    Refusal, Reply, StoredQuotas, TenantClass, Tier, TurnEnd, TurnLimits, TurnPhase, TurnState,
+    AllocationSpec, ClientFrame, ClientRequest, Config, Event, EvictionReason, Kind, Notice, OperatorRequest,
+    PartRef, Refusal, Reply, StoredQuotas, TenantClass, Tier, TurnEnd, TurnLimits, TurnPhase, TurnState,
     WorkingSetSpec,
 };
 use vramd_types::{AllocationId, Bytes, Reason};
@@ -724,4 +725,46 @@ fn owner_of_a_higher_class_is_not_asked_for_a_lower_one() {
     assert!(is_ending(&world, a, 1));
     give_up(&mut world, a, 1);
     assert!(is_granted(&world, b, 1));
+}
+
+/// Three sets on a device of 18 MiB: `b` and `c` lie on it, `c` has the turn, and `a` waits before `b`.
+fn three(class_of_b: TenantClass) -> (World, [Member; 3]) {
+    let mut world = tiers(18, 128);
+    set_tenant(&mut world, "b", Some(class_of_b), None);
+    let mut set = |tenant: &str, mib: u32| {
+        let client = world.open_pinning(tenant);
+        let spec = AllocationSpec { unpinned: true, part_size: Some(Bytes::mib(2)), ..spec(mib) };
+        let allocation = world.allocate(client, spec).expect("room");
+        declare(&mut world, client, 1, "s", &[allocation]);
+        Member { client, allocation }
+    };
+    let (b, c, a) = (set("b", 10), set("c", 8), set("a", 12));
+    request(&mut world, b, 1);
+    give_up(&mut world, b, 1);
+    request(&mut world, c, 1);
+    assert_eq!((coming(&world, a), coming(&world, b), coming(&world, c)), (0, 5, 4));
+    request(&mut world, a, 1);
+    request(&mut world, b, 2);
+    (world, [a, b, c])
+}
+
+#[test]
+fn set_whose_turn_comes_last_leaves_first() {
+    let (mut world, [a, b, c]) = three(TenantClass::Initiated);
+    pass(&mut world, QUANTUM);
+    give_up(&mut world, c, 1);
+    assert!(is_granted(&world, a, 1));
+    // The policy would have taken the set that was used earlier. It is needed next.
+    assert_eq!((coming(&world, b), coming(&world, c)), (3, 0));
+    let of_c: Vec<_> = reasons(&world).into_iter().filter(|(it, _)| it.allocation == c.allocation).collect();
+    assert!(of_c.len() == 4 && of_c.iter().all(|(_, reason)| *reason == EvictionReason::Turn), "{of_c:?}");
+}
+
+#[test]
+fn turns_change_no_order_between_classes() {
+    let (mut world, [a, b, c]) = three(TenantClass::Background);
+    pass(&mut world, QUANTUM);
+    give_up(&mut world, c, 1);
+    assert!(is_granted(&world, a, 1));
+    assert_eq!((coming(&world, b), coming(&world, c)), (0, 3));
 }

@@ -116,7 +116,7 @@ pub const ATTRIBUTES: &[(&str, &str)] = &[
     ),
     (
         EVICTION_REASON,
-        "The rule by which the part leaves before others. `sequence`: a declared sequence. `pattern`: its pattern. `advice`: other advice of \
+        "The rule by which the part leaves before others. `turn`: the turn of its working set comes later. `sequence`: a declared sequence. `pattern`: its pattern. `advice`: other advice of \
          its owner or an operator. `cold`: its last use, under pressure. Otherwise the name of the eviction policy",
     ),
     (

@@ -269,10 +269,7 @@ mod tests {
         }
         let counts: Vec<_> = counters.evictions().filter(|(cause, ..)| *cause == "demand").collect();
         assert_eq!(counters.evictions().count(), EVICTION_CAUSES.len() * counts.len());
-        assert_eq!(
-            counts[..3],
-            [("demand", "sequence", 0), ("demand", "pattern", 1), ("demand", "advice", 2)]
-        );
+        assert_eq!(counts[..3], [("demand", "turn", 0), ("demand", "sequence", 1), ("demand", "pattern", 2)]);
     }
 
     #[test]

@@ -58,6 +58,8 @@ pub enum EvictionPolicy {
 /// Why a part was the next to leave its device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EvictionReason {
+    /// It is of a working set, and sessions take turns: the turn of its set comes later.
+    Turn,
     /// A declared sequence says when it is needed.
     Sequence,
     /// Its pattern says when it is used again.
@@ -71,7 +73,8 @@ pub enum EvictionReason {
 }
 
 impl EvictionReason {
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
+        Self::Turn,
         Self::Sequence,
         Self::Pattern,
         Self::Advice,
@@ -87,6 +90,7 @@ impl EvictionReason {
     /// The name in metrics.
     pub const fn name(self) -> &'static str {
         match self {
+            Self::Turn => "turn",
             Self::Sequence => "sequence",
             Self::Pattern => "pattern",
             Self::Advice => "advice",

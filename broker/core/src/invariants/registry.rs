@@ -148,7 +148,7 @@ registry! {
     EVICTION_ORDER = "INV-MOVE-10", Recomputed "eviction_order.rs",
         "The eviction policy orders every part that may leave its device, each once, and remembers no part of an allocation that is gone. Forbidden advice changes nothing of its order.";
     ADVISED_ORDER = "INV-MOVE-11", Oracle "moves/advised.rs",
-        "Of the parts of a tenant, one leaves for a waiter only if no other that could leave ranks lower by the advice that counts.";
+        "Of the parts of a tenant, one leaves for a waiter only if no other that could leave ranks lower by the advice that counts. Parts of working sets leave by their turns instead.";
     CLASS_ORDER = "INV-MOVE-12", Oracle "moves/classes.rs",
         "No memory of a higher class of tenants leaves for pressure or a prefetch while memory of a lower class that may leave stays.";
     PREFETCH_ORDER = "INV-PREFETCH-1", Oracle "prefetch/order.rs",
@@ -162,7 +162,7 @@ registry! {
     SEQUENCE_WINDOW = "INV-SEQUENCE-1", Oracle "prefetch/sequences.rs",
         "The daemon has a request for each step of a sequence's window, with the parts of that step, and for no other; its client knows the window.";
     SEQUENCE_ORDER = "INV-SEQUENCE-2", Oracle "prefetch/sequences.rs",
-        "Of a tenant's parts those that its sequences need last leave first, and those that they need next leave last.";
+        "Of a tenant's parts those that its sequences need last leave first, and those that they need next leave last. Parts of working sets leave by their turns instead.";
     SEQUENCE_HELD = "INV-SEQUENCE-3", Oracle "prefetch/sequences.rs",
         "A sequence ends when its client, an operator or its session ends it, its client is told why, and no request outlives it.";
     PREFETCH_PAUSED = "INV-PREFETCH-5", Oracle "prefetch/paused.rs",
@@ -179,6 +179,8 @@ registry! {
         "Of the turns that wait, one of the highest class is admitted, of the tenant that held turns for the least time by its weight, the oldest of that tenant. Only turns that a limit of their tenant holds back are passed.";
     TURN_HELD = "INV-TURN-5", Oracle "turns/held.rs",
         "A turn lasts until its client yields, or its set or its session ends. Its client is asked to yield by an operator, or once its quantum is over and that makes room for another turn or for the line. It is killed only if it does not yield to another.";
+    TURN_VICTIMS = "INV-TURN-6", Oracle "turns/victims.rs",
+        "Of the parts of working sets of a class of tenants, one leaves for a waiter only if none of a set with a later turn could leave.";
     SPECULATION = "INV-PREFETCH-6", Oracle "prefetch/speculation.rs",
         "Parts brought unasked go on in the order of a session's pin calls for that allocation, the nearest first, or are of the set whose turn is next. They take only room that no client asks for, and the former end where too many are wasted.";
     PLACEMENT = "INV-PLACE-2", Oracle "mappings/placement.rs",

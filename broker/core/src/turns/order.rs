@@ -10,7 +10,7 @@
 
 use std::{cmp::Reverse, collections::BTreeMap, time::Duration};
 
-use vramd_types::{DeviceIndex, SessionId};
+use vramd_types::{AllocationId, DeviceIndex, SessionId};
 
 use super::{Turn, Turns};
 use crate::{
@@ -18,6 +18,9 @@ use crate::{
     tenancy::{Standing, TenantClass, TenantId, TenantWeight},
     time::Time,
 };
+
+/// The distance of a working set whose turn no session wants.
+const NEVER: usize = usize::MAX;
 
 /// The place of a waiting turn among those of its device: the smallest is admitted first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -52,6 +55,42 @@ impl Turns {
         let mut ranked: Vec<_> = waiting.map(rank).collect();
         ranked.sort_unstable();
         ranked.into_iter().map(|(_, id)| id).collect()
+    }
+
+    /// How far ahead the turns of a device's working sets are, by allocation: 0 if one is admitted, then the places of
+    /// those that wait, and the greatest number if no session wants it. Empty if that is the same for all.
+    pub(crate) fn until_turns(
+        &self,
+        device: DeviceIndex,
+        now: Time,
+        standing: impl Fn(TenantId) -> Standing,
+    ) -> BTreeMap<AllocationId, usize> {
+        let mut until = BTreeMap::new();
+        if self.on(device).next().is_none() {
+            return until;
+        }
+        let ranked = self.ranked_on(device, now, standing);
+        for ((session, number), set) in self.sets().filter(|(_, set)| set.device == device) {
+            let distance = match self.get(session).filter(|turn| turn.set == number) {
+                Some(turn) if !turn.is_waiting() => 0,
+                Some(_) => ranked.iter().zip(1..).find(|(id, _)| **id == session).map_or(NEVER, |(_, at)| at),
+                None => NEVER,
+            };
+            for member in &set.members {
+                let nearest = until.entry(*member).or_insert(distance);
+                *nearest = distance.min(*nearest);
+            }
+        }
+        if until.values().min() == until.values().max() {
+            until.clear();
+        }
+        until
+    }
+
+    /// Whether an allocation is of a working set, and sessions take turns on its device.
+    pub(crate) fn orders(&self, device: DeviceIndex, allocation: AllocationId) -> bool {
+        self.on(device).next().is_some()
+            && self.sets().any(|(_, set)| set.device == device && set.members.contains(&allocation))
     }
 
     /// The use of a tenant, with the turns that it has now.

@@ -487,6 +487,7 @@ impl Oracle {
         self.check_read_in_place();
         self.record_advised_leavable(broker);
         self.record_leavable_by_class(broker);
+        self.record_leavable_of_sets(broker);
         self.record_helped(&line, broker);
         self.check_silences(broker);
         self.record_line(line);

@@ -7,8 +7,12 @@
 //! Parts of the tenant's sequences have a known next use, which counts before all advice. Parts beyond the windows
 //! come first, and parts in use or in a window come last, each the farthest next use first. The walk goes along the
 //! steps of the sequences, from the farthest to the nearest, so the first victims cost no look at all other parts.
+//!
+//! While sessions take turns, it is known when each working set is needed next. So each place of a part of a set is taken
+//! by the next part of the set whose turn comes last, among sets of tenants of one class. Memory of no set keeps its
+//! places.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, rc::Rc};
 
 use vramd_types::{AllocationId, DeviceIndex};
 
@@ -16,15 +20,48 @@ use crate::{
     broker::Broker,
     event::PartRef,
     eviction::{Course, Rank},
-    tenancy::TenantId,
+    tenancy::{TenantClass, TenantId},
 };
 
 type Parts<'a> = Box<dyn Iterator<Item = PartRef> + 'a>;
 
 impl Broker {
     /// The parts of a device without known pins, first the best victim. It costs a walk along the policy's order for
-    /// each rank that a tenant's parts have, and one along the steps of its sequences.
+    /// each rank that a tenant's parts have, one along the steps of its sequences, and one for each turn that waits.
     pub(crate) fn advised_order(&self, device: DeviceIndex) -> impl Iterator<Item = PartRef> {
+        let standing = |tenant| self.tenants.standing(tenant);
+        let turns = Rc::new(self.sessions.turns.until_turns(device, self.shell.now, standing));
+        planted!(self, TurnOrderIgnored => turns = Rc::default());
+        let mut by_class: BTreeMap<TenantClass, Parts<'_>> = BTreeMap::new();
+        self.by_tenant(device).filter_map(move |part| {
+            let class = turns.get(&part.allocation).and_then(|_| self.class_of(part));
+            let Some(class) = class else { return Some(part) };
+            by_class.entry(class).or_insert_with(|| self.by_turn(device, class, Rc::clone(&turns))).next()
+        })
+    }
+
+    /// The parts of working sets of one class of tenants: first those of the set whose turn comes last.
+    fn by_turn(
+        &self,
+        device: DeviceIndex,
+        class: TenantClass,
+        turns: Rc<BTreeMap<AllocationId, usize>>,
+    ) -> Parts<'_> {
+        let mut distances: Vec<usize> = turns.values().copied().collect();
+        distances.sort_unstable_by(|one, other| other.cmp(one));
+        distances.dedup();
+        planted!(self, NextTurnFirst => distances.reverse());
+        Box::new(distances.into_iter().flat_map(move |distance| {
+            let turns = Rc::clone(&turns);
+            let of_sets = self.by_tenant(device);
+            of_sets.filter(move |part| {
+                turns.get(&part.allocation) == Some(&distance) && self.class_of(*part) == Some(class)
+            })
+        }))
+    }
+
+    /// Without regard to turns.
+    fn by_tenant(&self, device: DeviceIndex) -> impl Iterator<Item = PartRef> {
         let mut by_tenant: BTreeMap<TenantId, Option<Parts<'_>>> = BTreeMap::new();
         self.usage.residents.order(device).filter_map(move |part| {
             let Some(tenant) = self.tenant_of(part) else { return Some(part) };

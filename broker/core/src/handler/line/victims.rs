@@ -84,7 +84,9 @@ struct Beneficiary {
 
 impl<'a> VictimChooser<'a> {
     fn on_device(broker: &'a Broker, device: DeviceIndex) -> Option<Self> {
-        let is_advised = !broker.usage.advice.is_empty() || !broker.moves.sequences.is_empty();
+        let is_advised = !broker.usage.advice.is_empty()
+            || !broker.moves.sequences.is_empty()
+            || !broker.sessions.turns.is_empty();
         planted!(broker, AdviceIgnored => is_advised = false);
         match is_advised {
             true => Self::among(broker, device, broker.advised_order(device)),

@@ -239,11 +239,6 @@ impl Broker {
         }
     }
 
-    /// The class of the tenant that is charged for a part.
-    fn class_of(&self, part: PartRef) -> Option<TenantClass> {
-        self.footprint_of(part).map(|footprint| self.tenants.standing(footprint.tenant).class)
-    }
-
     /// Evicts cold parts. Returns those that leave.
     fn evict_cold(&mut self, place: Place, cold: &[PartRef]) -> Vec<PartRef> {
         let Some(target) = self.eviction_target(place) else { return Vec::new() };

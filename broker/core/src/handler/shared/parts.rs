@@ -12,6 +12,7 @@ use crate::{
     moves::{Backing, Migration},
     pool::Extent,
     residency::{Allocation, AllocationState, MapState},
+    tenancy::TenantClass,
 };
 
 impl Broker {
@@ -99,6 +100,11 @@ impl Broker {
         let allocation = self.allocations.get(part.allocation)?;
         let (tenant, device) = (allocation.tenant, allocation.device);
         Some(Footprint { tenant, device, size: allocation.size_of(part.part) })
+    }
+
+    /// The class of the tenant that is charged for a part.
+    pub(crate) fn class_of(&self, part: PartRef) -> Option<TenantClass> {
+        self.footprint_of(part).map(|footprint| self.tenants.standing(footprint.tenant).class)
     }
 
     /// Whether the part is leaving its device.

@@ -90,6 +90,10 @@ impl Broker {
         if cause == Cause::Pressure {
             return EvictionReason::Cold;
         }
+        let device = self.allocations.get(part.allocation).map(|it| it.device);
+        if device.is_some_and(|device| self.sessions.turns.orders(device, part.allocation)) {
+            return EvictionReason::Turn;
+        }
         let needed = self
             .allocations
             .get(part.allocation)

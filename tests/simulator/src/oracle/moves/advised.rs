@@ -241,7 +241,7 @@ impl Oracle {
     ) {
         let own = self.rank_of(part);
         let sequences = &self.facts.prefetches.sequences;
-        if sequences.is_named(part) {
+        if sequences.is_named(part) || self.leaves_by_turn(part, device) {
             return;
         }
         let used = LazyCell::new(|| self.used_parts());
@@ -252,6 +252,7 @@ impl Oracle {
             let is_kept = self.facts.prefetches.is_named(*other) || sequences.is_named(*other);
             is_of_same
                 && !is_kept
+                && !self.leaves_by_turn(*other, device)
                 && is_before
                 && self.can_certainly_leave(*other, &used)
                 && may_leave(self, *other)

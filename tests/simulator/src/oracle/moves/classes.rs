@@ -60,7 +60,7 @@ impl Oracle {
         is_cold && self.can_surely_leave(part, used) && self.doubt_about(part) == Doubt::Nothing
     }
 
-    fn is_surely_above_guarantee(&self, part: PartRef, tenant: Tenant, device: usize) -> bool {
+    pub(crate) fn is_surely_above_guarantee(&self, part: PartRef, tenant: Tenant, device: usize) -> bool {
         let guarantee = self.quota_now(tenant, device).0;
         // Cached memory that leaves for the target may be reused in the same event.
         let reused = self.step.taken.get(&(tenant, device)).copied().unwrap_or_default();

@@ -78,6 +78,7 @@ impl Oracle {
             let of = (victim.part, victim.tenant, victim.place);
             self.check_advised_order(of, &leaving, |_, _| true);
             self.check_sequence_order(of, &leaving, |_, _| true);
+            self.check_turn_order(of, &leaving, broker);
         }
         let leaving: BTreeSet<PartRef> =
             leaving.into_iter().chain(for_prefetches.iter().map(|victim| victim.part)).collect();

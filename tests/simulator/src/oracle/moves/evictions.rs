@@ -98,7 +98,7 @@ impl Oracle {
     }
 
     /// Bytes that a tenant waits for on a device, or more: such a tenant makes room for itself.
-    fn wanted_bytes(&self, tenant: Tenant, device: usize, broker: &Broker) -> u64 {
+    pub(crate) fn wanted_bytes(&self, tenant: Tenant, device: usize, broker: &Broker) -> u64 {
         let wanted: BTreeSet<_> = self.wanted(broker).into_iter().collect();
         // A copy goes on after its move was stopped, and the part waits for room again.
         let moved: BTreeSet<_> = broker.moves().iter().map(|it| it.part).collect();

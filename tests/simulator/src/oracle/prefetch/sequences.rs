@@ -487,7 +487,8 @@ impl Oracle {
         may_leave: impl Fn(&Self, PartRef) -> bool,
     ) {
         let facts = &self.facts.prefetches.sequences;
-        if facts.live_of(tenant).next().is_none() || facts.ended.contains(&tenant) {
+        let is_unsure = facts.ended.contains(&tenant) || self.leaves_by_turn(part, device);
+        if facts.live_of(tenant).next().is_none() || is_unsure {
             return;
         }
         let own = facts.order_of(tenant, part);
@@ -498,6 +499,7 @@ impl Oracle {
             let is_before = facts.order_of(tenant, *other) < own;
             is_of_same
                 && !is_kept
+                && !self.leaves_by_turn(*other, device)
                 && is_before
                 && self.can_certainly_leave(*other, &used)
                 && may_leave(self, *other)

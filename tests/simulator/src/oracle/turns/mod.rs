@@ -4,6 +4,7 @@ mod admitted;
 mod granted;
 mod held;
 mod judged;
+mod victims;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -98,12 +99,21 @@ pub(crate) struct AllTurns {
     admitted: Vec<SessionId>,
     /// Sessions that the event asks to yield for others.
     asked: Vec<SessionId>,
+    /// The sets whose turns the event ended.
+    ended: Vec<(SessionId, u64)>,
+    /// The devices on which sessions took turns before the event.
+    taken_on: BTreeSet<usize>,
+    /// Parts of sets that could certainly leave their devices before the event.
+    leavable: Vec<(PartRef, Tenant, usize)>,
+    /// When the turns of allocations came before the event, by device.
+    next_before: BTreeMap<(AllocationId, usize), victims::NextTurn>,
 }
 
 impl Oracle {
     /// Ends the turn of a session, as far as the session goes on.
     fn end_turn(&mut self, id: SessionId) {
         let Some(turn) = self.facts.turns.turns.remove(&id) else { return };
+        self.facts.turns.ended.push((id, turn.set));
         let now = self.facts.now;
         if let Some(session) = self.facts.sessions.get_mut(&id) {
             session.pin_calls.remove(&(OWN_CALLS + turn.number));
