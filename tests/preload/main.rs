@@ -11,7 +11,7 @@ use std::{
     fs::{self, File},
     io::{BufRead as _, BufReader, Read as _, Write as _},
     os::unix::fs::{PermissionsExt as _, symlink},
-    path::Path,
+    path::{Path, PathBuf},
     process::{Command, Output, Stdio},
 };
 
@@ -110,12 +110,15 @@ fn every_function_works_by(door: &str) {
     assert_eq!(outcomes.len(), served.len(), "a check of what is not in the table:\n{said}");
     assert!(output.status.success(), "{stderr}");
     for passed_on in [
-        "6 cuArrayCreate_v2: arrays are not served",
-        "6 cuGraphAddMemAllocNode: memory of graphs is not served",
+        "8 cuArrayCreate_v2: arrays are not served",
+        "8 cuGraphAddMemAllocNode: memory of graphs is not served",
+        "8 cuGraphAddNode: memory of graphs is not served",
+        "8 cuGraphAddNode_v2: memory of graphs is not served",
+        "2 cuMemPoolTrimTo_v2: a later version, which this library does not know",
         "3 cuMemAllocFromPoolAsync: the pool is shared with other processes",
         "1 cuMemAllocFromPoolAsync: other devices access the pool",
-        "6 cuGreenCtxStreamCreate: no free waits for a stream of a green context",
-        "6 cuCtxFromGreenCtx: no free waits for the work of a green context",
+        "8 cuGreenCtxStreamCreate: no free waits for a stream of a green context",
+        "8 cuCtxFromGreenCtx: no free waits for the work of a green context",
         "2 cuIpcGetMemHandle: served memory has no legacy handle",
     ] {
         assert!(stderr.contains(passed_on), "{passed_on}: {stderr}");
@@ -127,6 +130,13 @@ fn every_function_works_by(door: &str) {
 #[test]
 fn every_function_works_by_name() {
     every_function_works_by("dlsym");
+}
+
+#[test]
+fn every_function_works_by_name_and_version() {
+    every_function_works_by("dlvsym");
+    let output = Node::new(Fake::new()).bare(&["versions"]);
+    assert_eq!(text(&output.stdout), "count: true\n", "{}", text(&output.stderr));
 }
 
 #[test]
@@ -204,6 +214,32 @@ fn nvml_alone_says_the_limit_too() {
     node.place_at(&mut command, Path::new("/nowhere"));
     command.env("LD_PRELOAD", program("libvramd_preload.so")).env("VRAMD_LIMIT", (200 << 20).to_string());
     assert_eq!(text(&command.args(["scene", "nvml"]).output().unwrap().stdout), "done\n");
+}
+
+/// The loader binds its calls: no door but the names leads to this library.
+#[test]
+fn a_program_that_is_linked_to_the_driver_is_served() {
+    let node = Node::new(Fake::new());
+    let mut command = node.run(&["--limit", LIMIT, "--"]);
+    command.arg(linked(&node.fake)).stdin(Stdio::null());
+    let output = command.output().unwrap();
+    let said = format!("{} bytes in all, 0 blocks of the driver\nready\ndone\n", 200 << 20);
+    assert_eq!(text(&output.stdout), said, "{}", text(&output.stderr));
+    node.daemon.drains();
+}
+
+/// A program for CUDA that is linked to a driver library.
+fn linked(fake: &Fake) -> PathBuf {
+    let folder = fake.library().parent().unwrap().to_owned();
+    let program = folder.join("linked");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("preload/linked.c");
+    let mut compiler = Command::new("cc");
+    compiler.args(["-Wall", "-Werror", "-o"]).arg(&program).arg(source).arg("-L").arg(folder);
+    // Its functions are the loader's to find: the program need not name the libraries of that one.
+    compiler.args(["-l:libcuda.so.1", "-Wl,--allow-shlib-undefined"]);
+    let output = compiler.output().unwrap();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    program
 }
 
 #[test]
@@ -286,7 +322,12 @@ impl Talk {
     }
 
     fn started(mut command: Command, scene: &str) -> Self {
-        command.arg(program("bare")).args(["scene", scene]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        command.arg(program("bare")).args(["scene", scene]);
+        Self::spawned(command)
+    }
+
+    fn spawned(mut command: Command) -> Self {
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().unwrap();
         let output = BufReader::new(child.stdout.take().unwrap());
         Self { child, output }
@@ -297,6 +338,20 @@ impl Talk {
         let mut line = String::new();
         self.output.read_line(&mut line).unwrap();
         assert_eq!(line.trim_end(), said);
+    }
+
+    /// Waits until it has written a line with these words to standard error.
+    #[track_caller]
+    fn expect_error(&mut self, words: &str) {
+        let error = self.child.stderr.as_mut().unwrap();
+        let mut line = Vec::new();
+        // By bytes: what comes after the line is read later.
+        while !line.ends_with(b"\n") {
+            let mut byte = [0];
+            error.read_exact(&mut byte).unwrap();
+            line.extend(byte);
+        }
+        assert!(text(&line).contains(words), "{}", text(&line));
     }
 
     /// The rest of what it writes to standard error, once it has ended.

@@ -9,16 +9,14 @@ use std::{
     sync::{Mutex, Once, PoisonError},
 };
 
-use crate::table::Entry;
-
 /// By the function's name and the reason.
 static PASSED_ON: Mutex<BTreeMap<(&str, &str), u64>> = Mutex::new(BTreeMap::new());
 
 static LAST_REFUSAL: Mutex<Option<String>> = Mutex::new(None);
 
-/// Counts a call that goes to the driver although this library has a function for it.
-pub(crate) fn count(entry: &'static Entry, reason: &'static str) {
-    *lock().entry((entry.name, reason)).or_default() += 1;
+/// Counts a call that goes to the driver although the daemon should serve it.
+pub(crate) fn count(function: &'static str, reason: &'static str) {
+    *lock().entry((function, reason)).or_default() += 1;
 }
 
 /// Keeps the last refusal for the report.

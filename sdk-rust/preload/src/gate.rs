@@ -72,10 +72,22 @@ impl Here {
 /// not run, and does not wait.
 #[inline]
 pub(crate) fn pass(stream: impl Fn() -> u64, call: impl Fn() -> u32) -> u32 {
-    if STATE.load(Ordering::Relaxed) == OFF { call() } else { HERE.with(|here| enter(here, stream, call)) }
+    match STATE.load(Ordering::Relaxed) {
+        OFF => call(),
+        _ => HERE.with(|here| enter(here, || turns::wait_at_gate(stream()), call)),
+    }
 }
 
-fn enter(here: &Here, stream: impl Fn() -> u64, call: impl Fn() -> u32) -> u32 {
+/// Waits until the gate is open, for a call that does not come back: the process keeps its turn from then on. Returns the
+/// code with which the call must fail, or 0.
+pub(crate) fn pass_for_good() -> u32 {
+    match STATE.load(Ordering::Relaxed) {
+        OFF => 0,
+        _ => HERE.with(|here| enter(here, turns::wait_for_turn, || 0)),
+    }
+}
+
+fn enter(here: &Here, wait: impl Fn() -> Passage, call: impl Fn() -> u32) -> u32 {
     // The driver, or a tool that watches it, has called another function of the table. Waiting here would wait for itself.
     if here.is_inside.get() {
         return call();
@@ -87,7 +99,7 @@ fn enter(here: &Here, stream: impl Fn() -> u64, call: impl Fn() -> u32) -> u32 {
             break;
         }
         shard.left.fetch_add(1, Ordering::Release);
-        match turns::wait_at_gate(stream()) {
+        match wait() {
             Passage::Again => {}
             Passage::Captured => return call(),
             Passage::Refused(code) => return code,

@@ -3,8 +3,9 @@
 //!
 //! The loader puts this library before the driver's. A program finds the driver's functions through several doors:
 //! linked by name, `dlsym`, `dlvsym`, and `cuGetProcAddress`, which the CUDA runtime uses, linked statically or not
-//! (`doors`). For each function of one table (`table`) the doors give out a function of this library instead. Every other
-//! function is the driver's own, untouched.
+//! (`doors`). For each function of one table (`table`) the doors give out a function of this library instead. A function
+//! that the table should have, and does not know, is the driver's, and its calls are counted (`doors::unknown`). Every
+//! other function is the driver's own, untouched.
 //!
 //! | Module | What it does |
 //! |---|---|

@@ -23,7 +23,7 @@ use crate::{
     counts, doors,
     doors::proc_address,
     driver,
-    entries::{contexts, info, memory, nvml, ordered, physical, pointers},
+    entries::{contexts, graphs, info, memory, nvml, ordered, physical, pointers},
     gate, gated,
     guard::Inside,
     streams, turns,
@@ -83,13 +83,13 @@ impl Real<'_> {
 
     /// Makes the call, and counts it as one that could not be served.
     pub(crate) fn pass_on(self, reason: &'static str) -> u32 {
-        counts::count(self.entry, reason);
+        self.count(reason);
         self.call()
     }
 
     /// Counts it as one that could not be served.
     pub(crate) fn count(self, reason: &'static str) {
-        counts::count(self.entry, reason);
+        counts::count(self.entry.name, reason);
     }
 }
 
@@ -106,7 +106,7 @@ impl Entry {
     }
 
     /// Whether the doors give out this library's function.
-    fn is_given_out(&self) -> bool {
+    pub(crate) fn is_given_out(&self) -> bool {
         self.kind != Kind::Gated || turns::are_wanted()
     }
 
@@ -117,9 +117,7 @@ impl Entry {
 
     /// The number of its version, as its suffix has it.
     pub(crate) fn version(&self) -> u32 {
-        let name = self.name.trim_end_matches("_ptsz").trim_end_matches("_ptds");
-        let suffix = name.strip_prefix(self.base);
-        suffix.and_then(|suffix| suffix.strip_prefix("_v")?.parse().ok()).unwrap_or(1)
+        split(self.name).1
     }
 
     /// Takes the address of the driver's function, the first that is found. Its library stays loaded from then on, so
@@ -160,6 +158,18 @@ pub(crate) fn find(name: &[u8]) -> Option<&'static Entry> {
         return None;
     }
     rows().find(|row| row.name.as_bytes() == name).filter(|row| row.is_given_out())
+}
+
+/// A name without its suffixes, and the version that they have.
+pub(crate) fn split(name: &str) -> (&str, u32) {
+    let name = name.trim_end_matches("_ptsz").trim_end_matches("_ptds");
+    let parts = name.rsplit_once("_v").and_then(|(stem, version)| Some((stem, version.parse().ok()?)));
+    parts.unwrap_or((name, 1))
+}
+
+/// The row of the latest version that the table has of a function.
+pub(crate) fn latest(stem: &str) -> Option<&'static Entry> {
+    rows().filter(|row| split(row.name).0 == stem).max_by_key(|row| row.version())
 }
 
 /// The row that `cuGetProcAddress` means: the newest that the version has, for that kind of default stream if there are two.
@@ -334,7 +344,13 @@ table! {
         = |real: Real<'_>, _, _, _| real.pass_on("arrays are not served");
     cuGraphAddMemAllocNode ("cuGraphAddMemAllocNode", 11040) PassedOn
         (node: *mut u64, graph: u64, needs: *const u64, count: usize, parameters: *mut c_void)
-        = |real: Real<'_>, _, _, _, _, _| real.pass_on("memory of graphs is not served");
+        = |real: Real<'_>, _, _, _, _, _| real.pass_on(graphs::NOT_SERVED);
+    cuGraphAddNode ("cuGraphAddNode", 12020) PassedOn
+        (node: *mut u64, graph: u64, needs: *const u64, count: usize, parameters: *const c_uint)
+        = |real, _, _, _, _, parameters| graphs::add_node(real, parameters);
+    cuGraphAddNode_v2 ("cuGraphAddNode", 12030) PassedOn
+        (node: *mut u64, graph: u64, needs: *const u64, edges: *const c_void, count: usize, parameters: *const c_uint)
+        = |real, _, _, _, _, _, parameters| graphs::add_node(real, parameters);
 }
 
 #[cfg(test)]
@@ -360,6 +376,9 @@ mod tests {
         assert_eq!(find(b"cuMemAllocAsync_ptsz").map(Entry::version), Some(1));
         assert_eq!(row("cuMemcpyHtoD_v2_ptds").map(Entry::version), Some(2));
         assert_eq!(row("cuMemsetD8Async_ptsz").map(Entry::version), Some(1));
+        assert_eq!(split("cuLaunchKernel_v12_ptsz"), ("cuLaunchKernel", 12));
+        assert_eq!(split("cuMemsetD2D8_vector"), ("cuMemsetD2D8_vector", 1));
+        assert_eq!(latest("cuMemcpyBatchAsync").map(Entry::version), Some(2));
         assert!(find(b"cuMemAlloc").is_none() && find(b"cudaMalloc").is_none() && find(b"").is_none());
     }
 
@@ -377,6 +396,8 @@ mod tests {
         assert_eq!(meant("cuMemcpyHtoD", 13000, true), Some("cuMemcpyHtoD_v2_ptds"));
         assert_eq!(meant("cuMemcpyBatchAsync", 12080, false), Some("cuMemcpyBatchAsync"));
         assert_eq!(meant("cuMemcpyBatchAsync", 13000, true), Some("cuMemcpyBatchAsync_v2_ptsz"));
+        assert_eq!(meant("cuGraphAddNode", 12020, false), Some("cuGraphAddNode"));
+        assert_eq!(meant("cuGraphAddNode", 12030, false), Some("cuGraphAddNode_v2"));
         assert_eq!(meant("cuEventRecord", 13000, false), None, "an unknown name is the driver's");
         assert_eq!(meant("", 13000, false), None);
     }
@@ -399,6 +420,6 @@ mod tests {
     #[test]
     fn functions_that_are_passed_on_are_rows_of_that_kind() {
         let passed = ENTRIES.iter().filter(|entry| entry.kind == Kind::PassedOn).count();
-        assert_eq!(passed, 6);
+        assert_eq!(passed, 8);
     }
 }

@@ -67,7 +67,7 @@ impl Fake {
         self
     }
 
-    /// Turns the failures and hangs of the script on or off.
+    /// Turns the failures, hangs and held copies of the script on or off.
     ///
     /// # Panics
     /// If the trigger file cannot be written or removed.

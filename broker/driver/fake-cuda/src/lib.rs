@@ -20,6 +20,7 @@
 //! | `lists` | 1 | 0: NVML lists no processes |
 //! | `attribute.N`, `attribute.N.DEVICE` | 1 | 134, the nearest node of the host: 0; 18, 88, 100, 101, of coherent devices: 0 |
 //! | `carries` | | MiB a second of each direction of a device; without it copies take no time |
+//! | `held` | 0 | 1: with `carries`, copies go no further while [`Fake::trigger`] is on |
 //! | `still` | 0 | 1: copies between devices and the host leave all bytes in place |
 //! | `link.N` | | `DIRECTIONS DEVICES @ MIB`, as `in 0 1 @ 300`: a shared link of that speed, `in`, `out` or `both`; N from 0 on |
 //! | `cut` | 0 | 1: blocks of `cuMemAlloc` are pieces of larger ones |

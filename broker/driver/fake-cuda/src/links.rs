@@ -7,7 +7,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::{cuda::current, script::script};
+use crate::{
+    cuda::current,
+    script::{is_triggered, script},
+};
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Direction {
@@ -98,6 +101,10 @@ impl Links {
     /// Advances to now: from one arrival to the next all speeds are constant.
     fn advance(&mut self) {
         let now = Instant::now();
+        if script().is_set("held") && is_triggered() {
+            self.at = now;
+            return;
+        }
         loop {
             self.in_flight.retain(|_, copies| !copies.is_empty());
             let speeds: Vec<f64> = self.in_flight.keys().map(|lane| self.speed(*lane)).collect();

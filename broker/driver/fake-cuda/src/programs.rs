@@ -311,6 +311,31 @@ extern "C" fn cuGraphAddMemAllocNode(
     new_name(node)
 }
 
+#[unsafe(no_mangle)]
+extern "C" fn cuGraphAddNode(
+    node: *mut usize,
+    _graph: usize,
+    _needs: *const usize,
+    _count: usize,
+    _parameters: *const c_void,
+) -> u32 {
+    begin!("cuGraphAddNode");
+    new_name(node)
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn cuGraphAddNode_v2(
+    node: *mut usize,
+    _graph: usize,
+    _needs: *const usize,
+    _edges: *const c_void,
+    _count: usize,
+    _parameters: *const c_void,
+) -> u32 {
+    begin!("cuGraphAddNode_v2");
+    new_name(node)
+}
+
 /// A later version of a known function, with another argument.
 #[unsafe(no_mangle)]
 extern "C" fn cuMemPoolTrimTo_v2(_pool: usize, _kept: usize, _flags: c_uint) -> u32 {
@@ -341,6 +366,13 @@ macro_rules! found_by {
 fn address_of(name: &[u8], version: c_int, per_thread: bool) -> *mut c_void {
     if name == b"cuMemPoolTrimTo" && version >= FUTURE {
         return cuMemPoolTrimTo_v2 as *mut c_void;
+    }
+    if name == b"cuLaunchKernel" && version >= FUTURE {
+        return echo::cuLaunchKernel_v2 as *mut c_void;
+    }
+    if name == b"cuGraphAddNode" && version >= 12020 {
+        let old = cuGraphAddNode as *mut c_void;
+        return if version < 12030 { old } else { cuGraphAddNode_v2 as *mut c_void };
     }
     if name == b"cuGetProcAddress" {
         let old = cuGetProcAddress as *mut c_void;
@@ -391,6 +423,7 @@ fn address_of(name: &[u8], version: c_int, per_thread: bool) -> *mut c_void {
         b"cuMipmappedArrayCreate" => cuMipmappedArrayCreate;
         b"cuGraphAddMemAllocNode" => cuGraphAddMemAllocNode;
         b"cuOfTheFuture" => cuOfTheFuture;
+        b"cuLaunchOfTheFuture" => echo::cuLaunchOfTheFuture;
     })
 }
 

@@ -4,12 +4,14 @@
 //! stands before that library in the loader's order. **`dlsym` and `dlvsym`**, of which this library exports its own:
 //! they answer for the names of the table, and jump to the C library's for all others. So the C library sees the program
 //! as the caller, as `RTLD_NEXT` needs. **`cuGetProcAddress`** is a function of the table itself ([`proc_address`]).
+//! Functions that the table should have and does not know go through [`unknown`].
 
 #![allow(unsafe_code, reason = "functions of the loader, replaced by name")]
 #![allow(unreachable_pub, reason = "the exported functions are reached by their names")]
 
 mod loader;
 pub(crate) mod proc_address;
+mod unknown;
 
 use std::{
     ffi::{CStr, c_char, c_void},
@@ -57,16 +59,22 @@ extern "C" fn found_for(handle: *mut c_void, name: *const c_char) -> *mut c_void
     }
     // SAFETY: needed to read the name. The program gives `dlsym` a terminated text.
     let name = unsafe { CStr::from_ptr(name) };
-    let Some(entry) = table::find(name.to_bytes()) else { return ptr::null_mut() };
-    if is_inside() {
+    let text = name.to_str().unwrap_or_default();
+    let (known, unknown) = (table::find(name.to_bytes()), unknown::is_gated(text));
+    if is_inside() || known.is_none() && unknown.is_none() {
         return ptr::null_mut();
     }
     let found = real_dlsym(handle, name);
-    if found.is_null() {
-        return ptr::null_mut();
+    match (known, unknown) {
+        (Some(entry), _) if !found.is_null() => {
+            entry.learn(found);
+            entry.hook()
+        }
+        (None, Some(is_gated)) if !found.is_null() && unknown::is_drivers(name, found) => {
+            unknown::trampoline(text, is_gated, found)
+        }
+        _ => ptr::null_mut(),
     }
-    entry.learn(found);
-    entry.hook()
 }
 
 /// Replaces the C library's function of that name.

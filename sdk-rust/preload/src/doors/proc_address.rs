@@ -1,17 +1,13 @@
 //! `cuGetProcAddress`: the driver finds a function by its name without a suffix, for a version of CUDA and a kind of default
-//! stream. Where the table has that function, the program gets this library's. Every other answer is the driver's.
+//! stream. Where the table has that function, the program gets this library's. Where the table should have it, the program
+//! gets a trampoline to the driver's ([`unknown`](super::unknown)). Every other answer is the driver's.
 
 #![allow(unsafe_code, reason = "the answer is written where the program says")]
 
-use std::{
-    ffi::{CStr, CString, c_char, c_int, c_ulonglong, c_void},
-    ptr,
-};
+use std::ffi::{CStr, c_char, c_int, c_ulonglong, c_void};
 
-use crate::{
-    driver,
-    table::{self, Entry, Real},
-};
+use super::unknown;
+use crate::table::{self, Kind, Real};
 
 /// `CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM`.
 const PER_THREAD: c_ulonglong = 2;
@@ -29,30 +25,27 @@ pub(crate) fn proc_address(
         return code;
     }
     // SAFETY: needed to read the name. The driver has just read it as a terminated text.
-    let name = unsafe { CStr::from_ptr(name) }.to_bytes();
+    let name = unsafe { CStr::from_ptr(name) }.to_str().unwrap_or_default();
     let version = u32::try_from(version).unwrap_or(0);
-    let Some(entry) = table::find_by_base(name, version, flags & PER_THREAD != 0) else { return code };
     // SAFETY: needed to read the answer, which the driver has just written there.
     let own = unsafe { *found };
-    if own.is_null() || is_newer(entry, own) {
+    if own.is_null() {
         return code;
     }
-    entry.learn(own);
+    let given = match table::find_by_base(name.as_bytes(), version, flags & PER_THREAD != 0) {
+        Some(entry) => match unknown::later_than(entry, own) {
+            Some(later) => unknown::trampoline(&later, entry.kind == Kind::Gated, own),
+            None => {
+                entry.learn(own);
+                entry.hook()
+            }
+        },
+        None => match unknown::is_gated(name) {
+            Some(is_gated) => unknown::trampoline(name, is_gated, own),
+            None => return code,
+        },
+    };
     // SAFETY: needed to write the answer, where the driver has just written its own.
-    unsafe { *found = entry.hook() };
+    unsafe { *found = given };
     code
-}
-
-/// Whether the driver has answered with a later version of the function, which the table does not know: its arguments
-/// may be others.
-fn is_newer(entry: &Entry, answer: *mut c_void) -> bool {
-    /// How many versions of one function a driver may have.
-    const VERSIONS_MAX: u32 = 9;
-    let name = |name: &str| CString::new(name).map_or(ptr::null_mut(), |name| driver::find_loaded(&name));
-    if name(entry.name) == answer {
-        return false;
-    }
-    let is_unknown = |later: &String| table::find(later.as_bytes()).is_none();
-    let later = (entry.version() + 1..=VERSIONS_MAX).map(|version| format!("{}_v{version}", entry.base));
-    later.filter(is_unknown).any(|later| !name(&later).is_null())
 }

@@ -4,6 +4,7 @@
 #![allow(unsafe_code, reason = "results are written where the program says")]
 
 pub(crate) mod contexts;
+pub(crate) mod graphs;
 pub(crate) mod info;
 pub(crate) mod memory;
 pub(crate) mod nvml;
@@ -21,8 +22,9 @@ fn put<T>(to: *mut T, value: T) -> bool {
     true
 }
 
-/// Reads what the driver has just written for the program.
+/// Reads what the program has written for the driver, or the driver for the program.
 pub(crate) fn written<T: Copy>(from: *const T) -> Option<T> {
-    // SAFETY: needed to read it. The driver has written such a value there, in this call.
+    // SAFETY: needed to read it. The program gives the address of such a value to the driver, which reads or writes it in
+    // this call.
     (!from.is_null()).then(|| unsafe { from.read() })
 }

@@ -158,6 +158,11 @@ pub(crate) fn wait_at_gate(stream: u64) -> Passage {
     if driver::is_capturing(stream) != Ok(false) {
         return Passage::Captured;
     }
+    wait_for_turn()
+}
+
+/// Waits at the closed gate, wherever the work of the call goes.
+pub(crate) fn wait_for_turn() -> Passage {
     match session::existing().and_then(|session| session.turns.as_ref()) {
         Some(turns) => turns.wait(),
         None => Passage::Captured,

@@ -68,6 +68,8 @@ const CHECKS: &[(&str, Check)] = &[
     ("cuArray3DCreate_v2", passed_on),
     ("cuMipmappedArrayCreate", passed_on),
     ("cuGraphAddMemAllocNode", passed_on),
+    ("cuGraphAddNode", passed_on),
+    ("cuGraphAddNode_v2", passed_on),
     // These end the device's memory, so they are last.
     ("cuDevicePrimaryCtxReset_v2", |driver| reset(driver, true)),
     ("cuDevicePrimaryCtxReset", |driver| reset(driver, false)),
@@ -147,9 +149,11 @@ fn proc_address(driver: &Driver) -> Result<(), String> {
     let future = driver.by_proc_address("cuOfTheFuture", 13000, 0).ok_or("an unknown name is found too")?;
     expect("an unknown name is the driver's", Some(future), driver.by_name("cuOfTheFuture"))?;
     let later = driver.by_proc_address("cuMemPoolTrimTo", 99000, 0);
-    expect("a later version is the driver's", later, driver.by_name("cuMemPoolTrimTo_v2"))?;
+    expect("a later version is the same by each door", later, driver.by_name("cuMemPoolTrimTo_v2"))?;
     let known = driver.by_proc_address("cuMemPoolTrimTo", 13000, 0);
     expect("the known one is not", known, driver.by_name("cuMemPoolTrimTo"))?;
+    let code = cuda!(driver.by_plain_name(), cuMemPoolTrimTo_v2(0 => usize, 0 => usize, 0 => c_uint));
+    expect("the later version", code, 0)?;
     expect("a name that no driver has", driver.by_proc_address("cuNowhere", 13000, 0), None)?;
     let shared = driver.by_proc_address("cuMemAllocAsync", 13000, 0);
     let own = driver.by_proc_address("cuMemAllocAsync", 13000, 2);
@@ -320,7 +324,7 @@ pub(crate) fn nvml(driver: &Driver) -> Result<(), String> {
     let mut device = 0_usize;
     expect(
         "NVML",
-        cuda!(driver, nvmlDeviceGetHandleByIndex_v2(0 => c_uint, &raw mut device => *mut usize)),
+        cuda!(driver.by_plain_name(), nvmlDeviceGetHandleByIndex_v2(0 => c_uint, &raw mut device => *mut usize)),
         0,
     )?;
     // `nvmlMemory_t`, and a number behind it.
@@ -403,7 +407,19 @@ fn passed_on(driver: &Driver) -> Result<(), String> {
     expect("array", code, 0)?;
     let code = cuda!(driver, cuGraphAddMemAllocNode(
         to => *mut usize, 0 => usize, nothing => *const c_void, 0 => usize, nothing => *const c_void));
-    expect("node", code, 0)
+    expect("node", code, 0)?;
+    // `CUgraphNodeParams`: of a kernel, which is no memory, and of an allocation.
+    for parameters in [[0_u32; 64], [10; 64]] {
+        let parameters = parameters.as_ptr();
+        let code = cuda!(driver, cuGraphAddNode(
+            to => *mut usize, 0 => usize, nothing => *const c_void, 0 => usize, parameters => *const u32));
+        expect("node", code, 0)?;
+        let code = cuda!(driver, cuGraphAddNode_v2(
+            to => *mut usize, 0 => usize, nothing => *const c_void, nothing => *const c_void, 0 => usize,
+            parameters => *const u32));
+        expect("node", code, 0)?;
+    }
+    Ok(())
 }
 
 /// After a reset the driver serves, and the daemon charges.

@@ -17,12 +17,15 @@ unsafe extern "C" {
     fn dlopen(name: *const c_char, flags: c_int) -> *mut c_void;
     fn dlclose(library: *mut c_void) -> c_int;
     fn dlsym(library: *mut c_void, name: *const c_char) -> *mut c_void;
+    fn dlvsym(library: *mut c_void, name: *const c_char, version: *const c_char) -> *mut c_void;
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Door {
     /// `dlsym`, by the whole name.
     Dlsym,
+    /// `dlvsym`, by the whole name and a version.
+    Dlvsym,
     /// `cuGetProcAddress` of CUDA 11 and of CUDA 12.
     ProcAddress,
     ProcAddressV2,
@@ -39,6 +42,7 @@ impl Driver {
     pub(crate) fn open(door: &str) -> Self {
         let door = match door {
             "dlsym" => Door::Dlsym,
+            "dlvsym" => Door::Dlvsym,
             "proc-address" => Door::ProcAddress,
             "proc-address-v2" => Door::ProcAddressV2,
             other => panic!("no door {other}"),
@@ -58,6 +62,9 @@ impl Driver {
 
     /// The address of a function, by its whole name. `None` if the door does not lead to it.
     pub(crate) fn find(&self, name: &str) -> Option<*mut c_void> {
+        if self.door == Door::Dlvsym && !name.starts_with("fake") {
+            return self.by_version(name);
+        }
         if self.door == Door::Dlsym || name.starts_with("nvml") || name.starts_with("fake") {
             return self.by_name(name);
         }
@@ -76,8 +83,21 @@ impl Driver {
         if is_other { self.by_name(name) } else { found }
     }
 
+    /// The C library finds no function of the driver's libraries by a version, since these have none.
+    fn by_version(&self, name: &str) -> Option<*mut c_void> {
+        let library = self.library_of(name);
+        let name = CString::new(name).expect("a name has no zero");
+        // SAFETY: needed to find it. The library is open, and the texts are terminated.
+        let found = unsafe { dlvsym(library, name.as_ptr(), c"ANY".as_ptr()) };
+        (!found.is_null()).then_some(found)
+    }
+
+    fn library_of(&self, name: &str) -> *mut c_void {
+        if name.starts_with("nvml") { self.nvml } else { self.library }
+    }
+
     pub(crate) fn by_name(&self, name: &str) -> Option<*mut c_void> {
-        let library = if name.starts_with("nvml") { self.nvml } else { self.library };
+        let library = self.library_of(name);
         let name = CString::new(name).expect("a name has no zero");
         // SAFETY: needed to find it. The library is open, and the name terminated.
         let found = unsafe { dlsym(library, name.as_ptr()) };
@@ -113,15 +133,29 @@ impl Driver {
 
 /// Whether the version of CUDA that the door asks for does not have that function, or has it by the name of a later one.
 fn is_hidden(name: &str, door: Door) -> bool {
-    let is_batch = name.starts_with("cuMemcpyBatchAsync") || name.starts_with("cuMemcpy3DBatchAsync");
+    let batches = ["cuMemcpyBatchAsync", "cuMemcpy3DBatchAsync", "cuGraphAddNode"];
+    let is_batch = batches.iter().any(|batch| name.starts_with(batch));
     let is_of_stream = name.starts_with("cuStreamW") || name.starts_with("cuStreamBatchMemOp");
     let is_of_12 =
         name.contains("GreenCtx") || matches!(name, "cuLaunchKernelEx" | "cuMemBatchDecompressAsync");
     match door {
-        Door::Dlsym => false,
+        Door::Dlsym | Door::Dlvsym => false,
         Door::ProcAddress => is_batch || is_of_12 || is_of_stream && name.ends_with("_v2"),
         Door::ProcAddressV2 => (is_batch || is_of_stream) && !name.ends_with("_v2"),
     }
+}
+
+/// Whether `dlvsym` finds the C library's functions by their versions.
+pub(crate) fn versions_count() -> bool {
+    let find = |version: &std::ffi::CStr| {
+        // SAFETY: needed to find a function in whatever library has it. The texts are terminated.
+        unsafe { dlvsym(ptr::null_mut(), c"memcpy".as_ptr(), version.as_ptr()) }
+    };
+    let versions =
+        if cfg!(target_arch = "x86_64") { [c"GLIBC_2.2.5", c"GLIBC_2.14"] } else { [c"GLIBC_2.17"; 2] };
+    let [old, new] = versions.map(find);
+    let are_found = !old.is_null() && !new.is_null();
+    are_found && (old == new) == (versions[0] == versions[1]) && find(c"GLIBC_1.0").is_null()
 }
 
 /// Looks whether there is a driver, as programs do before they use one: opens it, finds a function, and closes it again.

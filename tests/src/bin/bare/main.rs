@@ -4,7 +4,8 @@
 //! `bare checks DOOR` checks each function of the preload library's table, found by that door, and writes a line for each:
 //! its name, then `ok` or what differs. `bare scene NAME` plays one of the scenes, which says `done` or what went wrong.
 //! `bare gated DOOR` does so for the functions that have the device touch memory: how often the call came to the gate.
-//! `bare launches BATCHES` measures launches. `bare look` opens the driver and closes it again.
+//! `bare launches BATCHES` measures launches. `bare look` opens the driver and closes it again. `bare versions` finds
+//! functions of the C library by `dlvsym`.
 
 #![allow(clippy::print_stdout, reason = "the test reads it")]
 #![allow(unsafe_code, reason = "functions of a C library, found and called as programs do")]
@@ -31,6 +32,7 @@ fn main() -> ExitCode {
             Ok(()) => println!("done"),
             Err(problem) => println!("{problem}"),
         },
+        ["versions"] => println!("count: {}", door::versions_count()),
         ["look"] => println!("stays: {}", door::stays_loaded_after_a_look()),
         _ => return ExitCode::from(2),
     }

@@ -30,7 +30,7 @@ pub(crate) const SOON: Duration = Duration::from_secs(5);
 pub(crate) fn play(name: &str, more: &[&str], driver: &Driver) -> Result<(), String> {
     match name {
         "allocate" => allocate(driver),
-        "execute" => execute(driver),
+        "execute" => execute_with_memory(driver),
         "fork-before" => fork_before(driver),
         "fork-after" => fork_after(driver),
         "capture" => capture(driver),
@@ -53,6 +53,9 @@ pub(crate) fn play(name: &str, more: &[&str], driver: &Driver) -> Result<(), Str
         "in-flight" => turns::in_flight(driver),
         "many-blocks" => turns::many_blocks(driver),
         "fork-in-turn" => turns::fork_in_turn(driver),
+        "execute-in-turn" => turns::execute_in_turn(driver),
+        "of-the-future" => turns::of_the_future(driver),
+        "wait" => wait_for_test("executed"),
         "no-init" => Ok(()),
         other => Err(format!("no scene {other}")),
     }
@@ -79,11 +82,18 @@ fn allocate(driver: &Driver) -> Result<(), String> {
 }
 
 /// Becomes another program, with memory in hand.
-fn execute(driver: &Driver) -> Result<(), String> {
+fn execute_with_memory(driver: &Driver) -> Result<(), String> {
     begin(driver);
     block(driver, 5 * MIB)?;
-    let own = env::current_exe().map_err(|error| error.to_string())?;
-    Err(Command::new(own).args(["scene", "allocate"]).exec().to_string())
+    Err(execute(&["scene", "allocate"]))
+}
+
+/// Executes this program anew in this process. Returns only if that fails.
+pub(crate) fn execute(arguments: &[&str]) -> String {
+    match env::current_exe() {
+        Ok(own) => Command::new(own).args(arguments).exec().to_string(),
+        Err(error) => error.to_string(),
+    }
 }
 
 /// Runs work in a forked child, and returns whether it succeeded.

@@ -9,10 +9,26 @@ use std::{
 use crate::{
     checks::{MIB, begin, end_block, expect, new_stream},
     door::{Driver, cuda},
-    scenes::{SOON, block, in_child, wait_for_test},
+    scenes::{SOON, block, execute, in_child, wait_for_test},
 };
 
 const PAGE: usize = 4096;
+
+/// `cuLaunchKernel_v2` of the fake driver.
+type Later = unsafe extern "C" fn(
+    u64,
+    c_uint,
+    c_uint,
+    c_uint,
+    c_uint,
+    c_uint,
+    c_uint,
+    c_uint,
+    usize,
+    *const *const u64,
+    *mut c_void,
+    c_uint,
+) -> u32;
 
 /// A block, and the bytes that it must have.
 struct Block {
@@ -153,8 +169,7 @@ pub(crate) fn in_turn(driver: &Driver) -> Result<(), String> {
     end_block(driver, own.address)
 }
 
-/// Copies that last four seconds on the test's links, on a stream that the default one does not wait for. Another call
-/// comes meanwhile.
+/// Copies that the test holds, on a stream that the default one does not wait for. Another call comes meanwhile.
 pub(crate) fn in_flight(driver: &Driver) -> Result<(), String> {
     begin(driver);
     let (stream, mut own) = (new_stream(driver, 1)?, Block::new(driver, 40 * MIB, 4)?);
@@ -169,6 +184,39 @@ pub(crate) fn in_flight(driver: &Driver) -> Result<(), String> {
     own.add(driver, 0)?;
     wait_for_test("added")?;
     own.compare(driver)
+}
+
+/// Launches by functions that the library does not know, before any other call needs the turn.
+pub(crate) fn of_the_future(driver: &Driver) -> Result<(), String> {
+    begin(driver);
+    let address = block(driver, 3 * MIB)?;
+    let mut fresh = Block { address, bytes: vec![0; 3 * MIB] };
+    let (at, length) = (address, fresh.window() as u64);
+    wait_for_test("ready")?;
+    let code = cuda!(driver, cuLaunchOfTheFuture(
+        at => u64, length => u64, 1.0 => f64, 2 => u64, 3.0 => f64, 4 => u64, 5.0 => f64, 6 => u64, 7.0 => f64,
+        8 => u64, 9.0 => f64, 10 => u64, 11.0 => f64, 12 => u64, 13.0 => f64, 14 => u64, 15.0 => f64));
+    expect("cuLaunchOfTheFuture", code, 0)?;
+    let later = driver.by_proc_address("cuLaunchKernel", 99000, 0).ok_or("no later version is found")?;
+    let arguments = [&raw const at, &raw const length];
+    // SAFETY: needed to call it. The type is that of the fake driver's function.
+    let code = unsafe {
+        let later = std::mem::transmute::<*mut c_void, Later>(later);
+        later(1, 1, 1, 1, 1, 1, 1, 0, 0, arguments.as_ptr(), ptr::null_mut(), 7)
+    };
+    expect("cuLaunchKernel_v2", code, 0)?;
+    fresh.bytes[..PAGE].fill(2);
+    wait_for_test("launched")?;
+    fresh.compare(driver)
+}
+
+/// Takes the turn, then becomes a program that does not use CUDA and waits for the test.
+pub(crate) fn execute_in_turn(driver: &Driver) -> Result<(), String> {
+    begin(driver);
+    let mut own = Block::new(driver, 40 * MIB, 5)?;
+    own.add(driver, 0)?;
+    wait_for_test("ready")?;
+    Err(execute(&["scene", "wait"]))
 }
 
 /// Thousands of blocks, which move and come back.
