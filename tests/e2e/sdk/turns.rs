@@ -1,12 +1,16 @@
 //! Programs whose working sets do not fit on the device together, and that use it in turns.
 
-use std::time::{Duration, Instant};
+use std::{
+    collections::BTreeMap,
+    io::Write as _,
+    time::{Duration, Instant},
+};
 
 use rustix::process::Signal;
 use vramd_client::{
     Access, Allocation, AllocationRequest, Bytes, Client, Error, Reason, Turn, TurnState, WorkingSet, aio,
 };
-use vramd_proto::v1::{EventKind, WatchRequest, turn_event::Change, watch_response::Event};
+use vramd_proto::v1::{EventKind, ListWaitsRequest, WatchRequest, turn_event::Change, watch_response::Event};
 use vramd_tests::{Config, Daemon, MIB_2, Probe, Watching, content, digest, wait::until};
 
 use crate::{
@@ -295,6 +299,106 @@ fn a_program_that_ends_without_yielding_leaves_its_turn() {
         turn.yield_now();
     }
     drop(other);
+    daemon.drains();
+}
+
+/// The turn was that of the old image: the process goes on, and has none.
+#[test]
+fn a_program_that_executes_another_leaves_its_turn() {
+    let daemon = Daemon::start(&config());
+    let other = Program::new(&daemon, "other", 6, 2);
+    let mut one = program(&daemon, "one", 6);
+    one.ask("sdk acquire");
+    one.ask("sdk use");
+    let turn = std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| other.set.acquire().unwrap());
+        until_phase(&daemon, "one", "ending");
+        one.ask("exec");
+        waiting.join().unwrap()
+    });
+    other.compare(2);
+    assert_eq!(phase(&daemon, "one"), None, "its set has ended with its session");
+    turn.yield_now();
+    // The new image takes turns of its own.
+    one.ask("sdk open");
+    one.ask("sdk set 6 7 again");
+    one.ask("sdk acquire");
+    one.ask("sdk use");
+    one.leave();
+    drop(other);
+    daemon.drains();
+}
+
+#[test]
+fn a_forked_child_has_no_turn_and_leaves_that_of_its_parent() {
+    let daemon = Daemon::start(&config());
+    let (mut one, mut other) = (program(&daemon, "one", 6), program(&daemon, "other", 6));
+    one.ask("sdk acquire");
+    let forked = one.ask("sdk fork-turn");
+    assert_eq!(forked["statuses"], serde_json::json!([0, 0]), "{forked}");
+    other.tell("sdk acquire");
+    until_phase(&daemon, "one", "ending");
+    assert_eq!(phase(&daemon, "other").as_deref(), Some("waiting"), "the children have yielded nothing");
+    one.ask("sdk use");
+    one.ask("sdk yield");
+    other.listen("sdk acquire");
+    other.ask("sdk use");
+    one.leave();
+    other.leave();
+    daemon.drains();
+}
+
+/// The requests that wait for room: how many stand ahead of each.
+fn waiting(daemon: &Daemon) -> Vec<u32> {
+    let waits = daemon.admin.list_waits(ListWaitsRequest::default()).ok().waits;
+    let by_request: BTreeMap<u64, u32> =
+        waits.iter().map(|wait| (wait.request, wait.requests_ahead)).collect();
+    let mut ahead: Vec<u32> = by_request.into_values().collect();
+    ahead.sort_unstable();
+    ahead
+}
+
+/// A model load, a session that comes back and a turn need the same room: none two of them fit together.
+#[test]
+fn loads_and_sessions_that_come_back_stand_in_the_line_of_turns() {
+    let daemon = Daemon::start(&config());
+    let (loader, sleeper) = (connect(&daemon), connect(&daemon));
+    let request = || AllocationRequest::new(Bytes::new(5 * MIB_2)).part_size(Bytes::mib(2));
+    let mut asleep = sleeper.allocate(request()).unwrap();
+    asleep.copy_from_host(0, &content(5 * MIB_2, 3)).unwrap();
+    sleeper.detach_all().unwrap();
+    let mut model = tempfile::NamedTempFile::new().unwrap();
+    model.write_all(&content(5 * MIB_2, 4)).unwrap();
+    let owner = Program::new(&daemon, "owner", 6, 1);
+    let turn = owner.set.acquire().unwrap();
+    std::thread::scope(|scope| {
+        let whole = AllocationRequest::whole_file().part_size(Bytes::mib(2)).wait(PATIENCE);
+        let loading = scope.spawn(|| loader.load(model.path(), 0, whole).unwrap());
+        until("the load waits", || waiting(&daemon) == [0]);
+        let waking = scope.spawn(|| sleeper.attach_all().unwrap());
+        until("the session waits", || waiting(&daemon) == [0, 1]);
+        until_ending(&turn);
+        owner.compare(1);
+        assert!(!loading.is_finished() && !waking.is_finished(), "the owner has all of its memory still");
+        turn.yield_now();
+        let loaded = loading.join().unwrap();
+        let next = scope.spawn(|| owner.set.acquire().unwrap());
+        until("the session and the turn wait", || waiting(&daemon) == [0, 1]);
+        assert!(!waking.is_finished() && !next.is_finished());
+        assert_eq!(digest(loaded.as_slice().unwrap()), digest(&content(5 * MIB_2, 4)));
+        loaded.free().unwrap();
+        waking.join().unwrap();
+        until("the turn waits", || waiting(&daemon) == [0]);
+        assert!(!next.is_finished() && phase(&daemon, "owner").as_deref() == Some("hand-over"));
+        assert_eq!(digest(asleep.as_slice().unwrap()), digest(&content(5 * MIB_2, 3)));
+        asleep.free().unwrap();
+        let turn = next.join().unwrap();
+        owner.compare(1);
+        turn.yield_now();
+    });
+    let listed = vramctl_json(&daemon, &["turn", "list"]);
+    assert_eq!(listed["turns"][0]["turn_count"], 2, "{listed}");
+    drop((owner, loader, sleeper));
     daemon.drains();
 }
 

@@ -130,11 +130,12 @@ impl Sdk {
                 self.set = Some(set);
                 json!({})
             }
-            "acquire" | "use" | "turn-state" | "yield" => {
+            "acquire" | "use" | "turn-state" | "yield" | "fork-turn" => {
                 let set = self.set.as_mut().context("there is no working set")?;
                 match *command {
                     "acquire" => set.acquire().map_or_else(|error| refused(&error), |()| json!({})),
                     "use" => set.use_all()?,
+                    "fork-turn" => set.fork()?,
                     "turn-state" => json!({ "state": set.state()? }),
                     _ => {
                         set.yield_turn();

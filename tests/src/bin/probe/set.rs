@@ -2,8 +2,12 @@
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
-use vramd_client::{Access, Allocation, AllocationRequest, Bytes, Client, Turn, TurnState, WorkingSet};
+use vramd_client::{
+    Access, Allocation, AllocationRequest, Bytes, Client, Error, Turn, TurnState, WorkingSet,
+};
 use vramd_tests::{MIB_2, content, digest};
+
+use crate::fork;
 
 pub(crate) struct SetUser {
     memory: Allocation,
@@ -45,6 +49,20 @@ impl SetUser {
             TurnState::Lost(_) => "lost",
             TurnState::Yielded => "yielded",
         })
+    }
+
+    /// A child of either kind has no turn: it gets none, and to drop what it inherited yields nothing.
+    pub(crate) fn fork(&mut self) -> Result<Value> {
+        let mut statuses = Vec::new();
+        for fork in [fork::fork, fork::raw_clone] {
+            let (set, turn) = (&self.set, &mut self.turn);
+            statuses.push(fork::run_by(fork, || {
+                let is_refused = matches!(set.acquire(), Err(Error::Forked { .. }));
+                let had = turn.take();
+                had.as_ref().inspect(|turn| turn.yield_now()).is_some() && is_refused
+            })?);
+        }
+        Ok(json!({ "statuses": statuses }))
     }
 
     pub(crate) fn yield_turn(&mut self) {
