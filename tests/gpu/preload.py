@@ -12,6 +12,7 @@ Each check has a key in the report, with `ok` and what was seen; one that fails 
   shows the library's own part best. `added_by_turns` is the difference of the latter. The aim is 100.
 
 `turns` has two programs take turns whose memory does not fit together: `--set-gib` each, on `--device-gib` of the device.
+Each replays a CUDA graph in every step, captures another one in mid-run, and compares what they compute bit by bit.
 
 PROGRAMS is the folder of `vramd`, `vramctl`, `bare` and `libvramd_preload.so`.
 """
@@ -307,7 +308,7 @@ class Run:
         name = "vramd_turn_hand_over_duration_seconds_"
         figure = lambda key: sum(float(line.split()[-1]) for line in lines if line.startswith(name + key))
         count, seconds = figure("count"), figure("sum")
-        is_right = all(each["right"] and each["steps"] > 0 for each in found)
+        is_right = all(each["right"] and all(each["replays"]) and not each["unequal"] for each in found)
         return {"ok": is_right and count >= 4, "hand_overs": count, "hand_over_s": seconds, "programs": found, "seconds": took}
 
     def nothing_left(self):
@@ -357,14 +358,7 @@ def graphs(torch, _quick):
     layers, given = model(torch)
     with torch.no_grad():
         expected = layers(given)
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            layers(given)
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            captured = layers(given)
+        graph, captured = capture(torch, layers, given)
         for _ in range(20):
             graph.replay()
         # Frees with the graph alive, then another replay.
@@ -373,6 +367,19 @@ def graphs(torch, _quick):
         graph.replay()
         torch.cuda.synchronize()
     return {"equal": torch.equal(expected, captured)}
+
+
+def capture(torch, layers, given):
+    """A graph of one pass, and where a replay of it writes the result."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        layers(given)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = layers(given)
+    return graph, result
 
 
 def streams(torch, quick):
@@ -514,17 +521,32 @@ def allocations(torch, quick):
 
 
 def in_turns(torch, quick, set_gib):
-    """Adds 1 to all of its memory again and again. Each piece begins with another number."""
+    """Adds 1 to all of its memory again and again. Each piece begins with another number. In each step it replays its graphs:
+    one that it captured before, and from the middle of the time on another one."""
+    layers, given = model(torch)
+    with torch.no_grad():
+        expected = layers(given)
+        graphs = [capture(torch, layers, given)]
     pieces = [torch.full((GIB // 8,), number, dtype=torch.int32, device="cuda") for number in range(2 * set_gib)]
     torch.cuda.synchronize()
-    steps, end = 0, time.monotonic() + (TURN_SECONDS / 2 if quick else TURN_SECONDS)
-    while time.monotonic() < end:
+    seconds = TURN_SECONDS / 2 if quick else TURN_SECONDS
+    steps, replays, unequal, begin = 0, [0, 0], 0, time.monotonic()
+    while (passed := time.monotonic() - begin) < seconds:
+        if len(graphs) == 1 and passed > seconds / 2:
+            with torch.no_grad():
+                graphs.append(capture(torch, layers, given))
+        for number, (graph, result) in enumerate(graphs):
+            # So that a replay which does nothing is seen.
+            result.zero_()
+            graph.replay()
+            replays[number] += 1
+            unequal += not torch.equal(result, expected)
         for piece in pieces:
             piece.add_(1)
         torch.cuda.synchronize()
         steps += 1
     right = all(bool((piece == number + steps).all().item()) for number, piece in enumerate(pieces))
-    return {"right": right, "steps": steps, "bytes": sum(piece.numel() * 4 for piece in pieces)}
+    return {"right": right, "steps": steps, "replays": replays, "unequal": unequal, "bytes": sum(piece.numel() * 4 for piece in pieces)}
 
 
 CHILDREN = {

@@ -4,8 +4,13 @@
 - `handover`: from a program's yield to the grant of the next, whose set comes as the other's leaves, of the bare exchange:
   the same bytes by plain copies from and to pinned memory, both directions at once. Two programs of one tenant.
 - `handover_across`: the same with two tenants.
+- `handover_of_moved`, `handover_across_of_moved`: the same, of the bare exchange of the bytes that move. Two sets of 14 GiB on 16
+  GiB have 2 GiB each that stay.
 - `two_30s`, `two_5s`: how long two programs take whose sets do not fit together, of the same work one after the other,
   with a quantum of 30 s and of 5 s. `faults` beside it: the same hand-over by managed memory, whose pages come by faults.
+- `two_faults_30s`, `two_faults_5s`: the same programs by managed memory, in slices of that length: how long a slice takes, of
+  the work that is done in it. Managed memory is never larger than what is free: each program sends away, after its slice,
+  what the other would push out, while the other's pages come by faults.
 - `four_share`: the work of four programs at three times the device's capacity, of what one alone would do in that time;
   and how far the largest share is from a fair one.
 
@@ -27,6 +32,8 @@ import traceback
 MIB, GIB = 1 << 20, 1 << 30
 CAPACITY = 16 * GIB
 SET = 14 * GIB
+# These bytes of a set leave, and come, for the other one.
+MOVED = 2 * SET - CAPACITY
 QUARTER = 12 * GIB
 CONFIGURATION = """
 [daemon]
@@ -62,7 +69,8 @@ def main():
         print(f"absent: PyTorch {torch.__version__} has no GPU")
         return
     if wanted.child:
-        Program(torch, json.loads(wanted.child)).run()
+        order = json.loads(wanted.child)
+        (Faulting if order.get("faults") else Program)(torch, order).run()
         return
     report = {"torch": torch.__version__, "device": torch.cuda.get_device_name(), "capacity": CAPACITY, "set": SET}
     torch.cuda.init()
@@ -74,6 +82,7 @@ def main():
         "four_share": lambda: four(wanted, report),
         "two_30s": lambda: two(wanted, report, "two_30s", 30),
         "faults": lambda: faults(torch),
+        "two_faults": lambda: two_faults(torch, wanted, report),
     }
     names = wanted.checks.split(",") if wanted.checks else list(checks)
     assert set(names) <= checks.keys(), f"the checks are {', '.join(checks)}"
@@ -102,21 +111,22 @@ def bare(torch, report):
     here, there = (torch.empty(piece, dtype=torch.uint8, device="cuda") for _ in range(2))
     out, back = (torch.empty(piece, dtype=torch.uint8, pin_memory=True) for _ in range(2))
     streams = [torch.cuda.Stream() for _ in range(2)]
-    times = []
+    times = {SET: [], MOVED: []}
     for _ in range(4):
-        torch.cuda.synchronize()
-        begin = time.perf_counter()
-        for _ in range(SET // piece):
-            with torch.cuda.stream(streams[0]):
-                out.copy_(here, non_blocking=True)
-            with torch.cuda.stream(streams[1]):
-                there.copy_(back, non_blocking=True)
-        torch.cuda.synchronize()
-        times.append(time.perf_counter() - begin)
-    report["bare_exchange_s"] = statistics.median(times[1:])
+        for size, of_size in times.items():
+            torch.cuda.synchronize()
+            begin = time.perf_counter()
+            for _ in range(size // piece):
+                with torch.cuda.stream(streams[0]):
+                    out.copy_(here, non_blocking=True)
+                with torch.cuda.stream(streams[1]):
+                    there.copy_(back, non_blocking=True)
+            torch.cuda.synchronize()
+            of_size.append(time.perf_counter() - begin)
+    report["bare_exchange_s"], report["bare_moved_s"] = (statistics.median(of_size[1:]) for of_size in times.values())
     del here, there, out, back
     torch.cuda.empty_cache()
-    return {"ok": True, "seconds": times}
+    return {"ok": True, "seconds": times[SET], "moved_bytes": MOVED, "moved_seconds": times[MOVED]}
 
 
 def handover(wanted, report, name, users):
@@ -130,6 +140,7 @@ def handover(wanted, report, name, users):
     median = statistics.median(gaps)
     if "bare_exchange_s" in report:
         report[name] = median / report["bare_exchange_s"]
+        report[f"{name}_of_moved"] = median / report["bare_moved_s"]
     overlap = sum(after["granted"] < before["yielded"] for before, after in zip(turns, turns[1:]))
     right = all(each["right"] for each in found)
     return {
@@ -195,6 +206,36 @@ def faults(torch):
     return {"ok": True, "bytes": size, "by_faults_s": by_faults, "by_prefetch_s": by_prefetch}
 
 
+def two_faults(torch, wanted, report):
+    """Two programs with managed memory have the device in slices, the next one as soon as the last one has it no more."""
+    short, long = (1, 3) if wanted.quick else (5, 30)
+    # Both sets fit with room for another one: managed memory that the device cannot hold must not be.
+    assert torch.cuda.mem_get_info()[0] > 4 * SET, "other programs use the device"
+    with tempfile.TemporaryDirectory(prefix="vramd-turns-", dir=os.environ.get("VRAMD_TESTS_HOME", "/tmp")) as home:
+        programs = [Child(wanted.programs, pathlib.Path(home), os.environ, {"number": number, "faults": True}) for number in (0, 1)]
+        try:
+            for program in programs:
+                assert program.line() == "ready"
+            slices = []
+            # The long slices differ in nothing but their length, so one stands for all.
+            for number, seconds in ((0, short), (1, short), (0, short), (1, short), (0, long)):
+                programs[number].go(str(seconds))
+                slices.append({"seconds": seconds, **json.loads(programs[number].line())})
+            right = []
+            for program in programs:
+                program.go("end")
+                right.append(json.loads(program.line()))
+        finally:
+            for program in programs:
+                program.process.kill()
+                program.process.wait()
+    for name, seconds in (("two_faults_5s", short), ("two_faults_30s", long)):
+        of_length = [each for each in slices if each["seconds"] == seconds]
+        report[name] = sum(each["took_s"] for each in of_length) / sum(each["work_s"] for each in of_length)
+    free = min(each["free"] for each in slices)
+    return {"ok": all(right) and free > SET, "right": right, "least_free_bytes": free, "moved_bytes": MOVED, "slices": slices}
+
+
 def check(status):
     assert status == 0, f"CUDA error {status}"
 
@@ -246,7 +287,7 @@ class Node:
 
     def start(self, user=0, **order):
         order["number"] = len(self.started)
-        self.started.append(Child(self, user, order))
+        self.started.append(Child(self.programs, self.home, self.environment, order, user, self.text))
         return self.started[-1]
 
     def __exit__(self, *_error):
@@ -258,12 +299,12 @@ class Node:
 
 
 class Child:
-    def __init__(self, node, user, order):
-        self.node = node
-        command = [sys.executable, __file__, node.programs, "--child", json.dumps(order)]
-        self.errors = open(node.home / f"errors-{order['number']}", "w+")
+    def __init__(self, programs, home, environment, order, user=0, text=lambda: ""):
+        self.text = text
+        command = [sys.executable, __file__, programs, "--child", json.dumps(order)]
+        self.errors = open(home / f"errors-{order['number']}", "w+")
         self.process = subprocess.Popen(
-            command, env=node.environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True,
+            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True,
             user=user or None,
         )
 
@@ -271,13 +312,12 @@ class Child:
         line = self.process.stdout.readline()
         if not line:
             self.errors.seek(0)
-            raise AssertionError(self.errors.read()[-3000:] + self.node.text()[-3000:])
+            raise AssertionError(self.errors.read()[-3000:] + self.text()[-3000:])
         return line.strip()
 
-    def go(self):
-        self.process.stdin.write("go\n")
+    def go(self, word="go"):
+        self.process.stdin.write(word + "\n")
         self.process.stdin.flush()
-
 
 
 def started(programs):
@@ -361,6 +401,58 @@ class Program:
                 yielded = time.monotonic()
             turns.append({"program": self.order["number"], "granted": granted, "yielded": yielded})
         return turns
+
+
+class Faulting:
+    """The same work on managed memory. A slice begins with most of the set on the host, as another program's slice leaves it."""
+
+    def __init__(self, torch, _order):
+        self.torch, self.driver = torch, ctypes.CDLL("libcuda.so.1")
+
+    def run(self):
+        torch = self.torch
+        torch.zeros(1, device="cuda")
+        assert torch.cuda.mem_get_info()[0] > 3 * SET, "other programs use the device"
+        address = ctypes.c_uint64()
+        check(self.driver.cuMemAllocManaged(ctypes.byref(address), ctypes.c_size_t(SET), 1))
+        self.address = address.value
+        self.prefetch(SET, 0)
+        self.words = tensor(torch, self.address, SET)
+        self.words.zero_()
+        self.steps = 0
+        self.step()
+        begin, before = time.perf_counter(), self.steps
+        for _ in range(20):
+            self.step()
+        step_s = (time.perf_counter() - begin) / (self.steps - before)
+        self.prefetch(MOVED, -1)
+        print("ready", flush=True)
+        for line in sys.stdin:
+            if line.strip() == "end":
+                break
+            before, begin = self.steps, time.perf_counter()
+            self.step()
+            first_s = time.perf_counter() - begin
+            while time.perf_counter() - begin < float(line):
+                self.step()
+            took = time.perf_counter() - begin
+            work, free = (self.steps - before) * step_s, torch.cuda.mem_get_info()[0]
+            print(json.dumps({"took_s": took, "work_s": work, "first_step_s": first_s, "step_s": step_s, "free": free}), flush=True)
+            self.prefetch(MOVED, -1)
+        # By faults again, piece by piece: it fits beside the other set.
+        right = all(bool((piece == self.steps).all().item()) for piece in self.words.chunk(64))
+        print(json.dumps(right), flush=True)
+
+    def prefetch(self, size, to):
+        """Sends the beginning of the set to a device, or to the host."""
+        at = ctypes.c_uint64(self.address)
+        check(self.driver.cuMemPrefetchAsync(at, ctypes.c_size_t(size), ctypes.c_int(to), None))
+        self.torch.cuda.synchronize()
+
+    def step(self):
+        self.words.add_(1)
+        self.torch.cuda.synchronize()
+        self.steps += 1
 
 
 if __name__ == "__main__":
