@@ -289,7 +289,7 @@ fn a_thread_that_waits_for_the_daemon_holds_up_no_other() {
     let node = Node::new(Fake::new());
     let mut talk = Talk::start(&node, "stopped-daemon");
     talk.expect("ready");
-    node.daemon.signal(Signal::STOP);
+    node.daemon.freeze();
     talk.answer();
     talk.expect("freed");
     node.daemon.signal(Signal::CONT);

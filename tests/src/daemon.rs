@@ -20,6 +20,7 @@ use crate::{
     http,
     node_state::NodeState,
     probe::Probe,
+    proc,
     programs::program,
     rpc::{Admin, Memory, is_serving},
     session::RawSession,
@@ -41,6 +42,8 @@ pub struct Daemon {
 #[derive(Debug)]
 pub struct Home {
     dir: TempDir,
+    /// Whether a daemon is told to read this directory's configuration.
+    configured: bool,
     open_files_max: Option<u64>,
     mounts: Option<String>,
     wrapper: Vec<String>,
@@ -191,6 +194,12 @@ impl Daemon {
         kill_process(pid, signal).expect("the daemon can be signalled");
     }
 
+    /// Stops it with SIGSTOP, and waits until each of its threads has stopped.
+    #[track_caller]
+    pub fn freeze(&self) {
+        proc::stop(self.pid());
+    }
+
     /// Asks the daemon to stop, and returns its directory to start another one in.
     #[track_caller]
     pub fn stop(mut self) -> (ExitStatus, Home) {
@@ -262,12 +271,19 @@ impl Home {
         fs::set_permissions(home.path(), Permissions::from_mode(0o755)).expect("the directory is ours");
         Self {
             dir: home,
+            configured: true,
             open_files_max: None,
             mounts: None,
             wrapper: Vec::new(),
             variables: Vec::new(),
             filter: None,
         }
+    }
+
+    /// Starts a daemon without a configuration, whose default directories the caller leads here by a mount.
+    #[must_use]
+    pub fn without_configuration(self) -> Self {
+        Self { configured: false, ..self }
     }
 
     /// Gives a daemon in this directory a hard limit of open files.
@@ -327,7 +343,7 @@ impl Home {
         command.spawn().expect("the daemon starts")
     }
 
-    /// `vramd` with this directory's configuration.
+    /// `vramd` with this directory's configuration, if it is to have one.
     pub fn command(&self) -> Command {
         let mut command = match (self.open_files_max, &self.mounts) {
             (None, None) if !self.wrapper.is_empty() => {
@@ -356,7 +372,9 @@ impl Home {
         }
         command.current_dir(self.path()).env_remove("VRAMD_SOCKET_DIR");
         command.envs(self.variables.iter().map(|(name, value)| (name, value)));
-        command.arg("--config").arg(self.path().join("vramd.toml"));
+        if self.configured {
+            command.arg("--config").arg(self.path().join("vramd.toml"));
+        }
         command
     }
 }

@@ -16,7 +16,6 @@ use crate::{
     proc,
     programs::{copied, program},
     refusal::Refused,
-    wait::until,
 };
 
 #[derive(Debug)]
@@ -124,8 +123,7 @@ impl Probe {
     /// Stops it with SIGSTOP, and waits until it has stopped.
     #[track_caller]
     pub fn freeze(&self) {
-        self.signal(Signal::STOP);
-        until("the probe is stopped", || proc::is_stopped(self.pid()));
+        proc::stop(self.pid());
     }
 
     /// Waits for its end.

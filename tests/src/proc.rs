@@ -9,6 +9,10 @@ use std::{
     time::Duration,
 };
 
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::wait::until;
+
 /// How many file descriptors a process has open.
 #[track_caller]
 pub fn fd_count(pid: u32) -> usize {
@@ -140,13 +144,28 @@ pub fn is_alive(pid: u32) -> bool {
     state(pid).is_some_and(|state| state != 'Z')
 }
 
-/// Whether a signal has stopped the process.
+/// Stops the process with SIGSTOP, and waits until each of its threads has stopped.
+#[track_caller]
+pub fn stop(pid: u32) {
+    let process = i32::try_from(pid).ok().and_then(Pid::from_raw).expect("the id of a process");
+    kill_process(process, Signal::STOP).expect("the process can be signalled");
+    until("all threads have stopped", || is_stopped(pid));
+}
+
+/// Whether a signal has stopped every thread of the process. Until then one may answer a call.
 pub fn is_stopped(pid: u32) -> bool {
-    state(pid) == Some('T')
+    let Ok(threads) = fs::read_dir(format!("/proc/{pid}/task")) else { return false };
+    // A thread may end meanwhile.
+    threads.into_iter().all(|thread| thread.is_ok_and(|thread| state_in(&thread.path()) == Some('T')))
 }
 
 fn state(pid: u32) -> Option<char> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    state_in(Path::new(&format!("/proc/{pid}")))
+}
+
+/// The state of a process, or of a thread, by the kernel's folder about it.
+fn state_in(folder: &Path) -> Option<char> {
+    let stat = fs::read_to_string(folder.join("stat")).ok()?;
     stat.rsplit_once(") ")?.1.chars().next()
 }
 
@@ -164,4 +183,53 @@ fn is_memory(link: &Path) -> bool {
 
 fn is_of_host(name: &str) -> bool {
     name.contains(":host-")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        os::unix::process::ExitStatusExt as _,
+        process::{Command, Stdio},
+        thread,
+    };
+
+    use rustix::fs::{CWD, Mode, mkfifoat};
+
+    use super::*;
+
+    /// Its second thread begins a child that waits for a file, and the kernel stops no thread in that call.
+    const SECOND_THREAD: &str = "
+import os, sys, threading, time
+actions = [(os.POSIX_SPAWN_OPEN, 0, sys.argv[1], os.O_RDONLY, 0)]
+begin = lambda: os.posix_spawn('/bin/true', ['true'], {}, file_actions=actions)
+threading.Thread(target=begin, daemon=True).start()
+time.sleep(600)
+";
+
+    #[test]
+    fn a_process_is_stopped_once_all_its_threads_are() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("file");
+        mkfifoat(CWD, &file, Mode::RUSR | Mode::WUSR).unwrap();
+        let python =
+            Command::new("python3").args(["-c", SECOND_THREAD]).arg(&file).stdin(Stdio::null()).spawn();
+        let mut python = python.unwrap();
+        let pid = python.id();
+        let has_thread = |in_state: char| {
+            let threads = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+            threads.flatten().any(|thread| state_in(&thread.path()) == Some(in_state))
+        };
+        until("the second thread waits for its child", || has_thread('D'));
+        thread::scope(|scope| {
+            let stop = scope.spawn(|| stop(pid));
+            until("the first thread has stopped", || state(pid) == Some('T'));
+            assert!(has_thread('D') && !is_stopped(pid), "and the second has not");
+            drop(fs::File::options().write(true).open(&file).unwrap());
+            stop.join().unwrap();
+        });
+        assert!(is_stopped(pid));
+        python.kill().unwrap();
+        assert_eq!(python.wait().unwrap().signal(), Some(Signal::KILL.as_raw()));
+        assert!(!is_stopped(pid), "a process that has ended is not stopped");
+    }
 }

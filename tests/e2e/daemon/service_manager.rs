@@ -80,7 +80,7 @@ fn a_daemon_that_hangs_gives_no_sign_of_life() {
     Config::default().write(home.path());
     let daemon = Daemon::start_in(home);
     assert!(message(&manager).is_some_and(|said| said.starts_with("READY=1")));
-    daemon.signal(Signal::STOP);
+    daemon.freeze();
     assert!(messages_until_silence(&manager).iter().all(|said| said == "WATCHDOG=1\n"));
     daemon.signal(Signal::CONT);
     assert_eq!(message(&manager).as_deref(), Some("WATCHDOG=1\n"), "it lives again");

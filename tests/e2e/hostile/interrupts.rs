@@ -46,7 +46,7 @@ fn an_interrupted_attach_of_vramctl_leaves_no_wait() {
 #[test]
 fn vramctl_is_interrupted_while_the_daemon_does_not_answer() {
     let daemon = Daemon::new();
-    daemon.signal(Signal::STOP);
+    daemon.freeze();
     for words in [&["status"][..], &["verify", "model"], &["watch"]] {
         let child = daemon.vramctl().args(words).spawn().unwrap();
         interrupt(child);

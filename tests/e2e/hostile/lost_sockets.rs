@@ -56,7 +56,7 @@ fn a_daemon_whose_sockets_another_one_took_is_not_ready_and_deletes_none() {
     let home = Home::new();
     Config::default().write(home.path());
     // So that it does not bind them again before the second is there.
-    first.signal(Signal::STOP);
+    first.freeze();
     fs::remove_dir_all(&sockets).unwrap();
     let mut command = home.command();
     command.env("VRAMD_SOCKET_DIR", &sockets).stdin(Stdio::null()).stderr(Stdio::null());

@@ -212,7 +212,7 @@ fn the_live_view_waits_for_a_daemon_that_comes_back() {
     terminal.shows("boot epoch 2");
 
     // A daemon that does not answer delays no key.
-    daemon.signal(Signal::STOP);
+    daemon.freeze();
     terminal.shows("NO ANSWER");
     terminal.type_keys("?");
     terminal.shows("turn the order round");

@@ -427,7 +427,7 @@ fn a_user_without_access_to_the_admin_socket_is_refused() {
 #[test]
 fn vramctl_gives_up_on_a_daemon_that_does_not_answer() {
     let daemon = Daemon::new();
-    daemon.signal(rustix::process::Signal::STOP);
+    daemon.freeze();
     let output = daemon.vramctl().args(["--timeout", "1", "node", "show"]).output().unwrap();
     daemon.signal(rustix::process::Signal::CONT);
     let said = String::from_utf8_lossy(&output.stderr);

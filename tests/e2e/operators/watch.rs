@@ -256,7 +256,7 @@ fn an_unread_watch_is_bounded_and_slows_no_session() {
     flood(&daemon, 500);
     let mut unread = Watching::all(&daemon.admin);
     let stopped = Program::start(&daemon, &[]);
-    stopped.signal(Signal::STOP);
+    proc::stop(stopped.child.id());
     let before = proc::anonymous_bytes(daemon.pid());
     flood(&daemon, EVENTS);
     let grown = proc::anonymous_bytes(daemon.pid()).saturating_sub(before);
@@ -290,7 +290,7 @@ fn the_daemons_end_is_reported_and_waits_for_no_reader() {
     let _unread = Watching::all(&daemon.admin);
     let mut program = Program::start(&daemon, &[]);
     let stopped = Program::start(&daemon, &[]);
-    stopped.signal(Signal::STOP);
+    proc::stop(stopped.child.id());
     // A stop that waited for the stopped reader would not end.
     let (status, _home) = daemon.stop();
     assert_eq!(status.code(), Some(0));

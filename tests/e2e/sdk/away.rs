@@ -47,8 +47,7 @@ fn a_process_is_frozen_without_memory_while_others_use_the_device() {
     for round in 0..3 {
         probe.ask("sdk detach-all");
         assert_has_nothing(&probe);
-        probe.signal(Signal::STOP);
-        until("it is stopped", || proc::is_stopped(probe.pid()));
+        probe.freeze();
         // Nearly all of the device, beside what is shared.
         let mut other = owner.allocate(AllocationRequest::new(Bytes::mib(60))).unwrap();
         other.as_mut_slice().unwrap().fill(round);
