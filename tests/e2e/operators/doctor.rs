@@ -9,7 +9,11 @@ use std::{
 use serde_json::Value;
 use vramd_client::{AllocationRequest, Bytes, Client};
 use vramd_proto::v1::{DeviceStatus, ListDevicesRequest};
-use vramd_tests::{Config, Daemon, MIB, content, proc::host_memory_of, programs::program, wait::PATIENCE};
+use vramd_tests::{
+    Config, Daemon, Home, MIB, content, proc::host_memory_of, programs::program, wait::PATIENCE,
+};
+
+use crate::{can_mount, has_other_users};
 
 const USAGE: i32 = 2;
 
@@ -81,17 +85,25 @@ fn memory_moves_without_any_configuration_of_a_host_tier() {
     daemon.drains();
 }
 
+/// The five lines of a start, which are its whole log.
+#[track_caller]
+fn lines_of_start(log: &str) -> Vec<&str> {
+    let lines: Vec<&str> = log.lines().collect();
+    let should = ["node found", "devices found", "tiers chosen", "limits found", "serving"];
+    assert_eq!(lines.len(), should.len(), "{log}");
+    for (line, message) in lines.iter().zip(should) {
+        assert!(line.contains(message), "{line}");
+    }
+    lines
+}
+
 #[test]
 fn a_start_says_in_five_lines_what_it_found_and_chose() {
     let config = Config::devices(&["64MiB", "32MiB"]).host_auto().log_level("info");
     let daemon = Daemon::start(&config);
     let log = daemon.log();
-    let lines: Vec<&str> = log.lines().collect();
-    let should = ["node found", "devices found", "tiers chosen", "limits found", "serving"];
-    assert_eq!(lines.len(), should.len(), "{log}");
-    for (line, message) in lines.iter().zip(should) {
-        assert!(line.contains("INFO") && line.contains(message), "{line}");
-    }
+    let lines = lines_of_start(&log);
+    assert!(lines.iter().all(|line| line.contains("INFO")), "{log}");
     for (line, field) in [
         (0, "platform=\"discrete GPU\""),
         (0, "driver=\"sim\""),
@@ -107,11 +119,58 @@ fn a_start_says_in_five_lines_what_it_found_and_chose() {
     }
 }
 
+/// As in the README, with the default directories in a mount namespace of the daemon's own.
+#[test]
+fn a_daemon_without_any_file_serves_and_moves_memory() {
+    let test = "a_daemon_without_any_file_serves_and_moves_memory";
+    let root_only = "mount -t tmpfs none /run && mount -t tmpfs none /var/lib";
+    if has_gpu() || !has_other_users(test) || !can_mount(test, root_only) {
+        return;
+    }
+    let home = Home::new().without_configuration();
+    fs::create_dir(home.sockets()).unwrap();
+    let sockets = home.sockets().display().to_string();
+    let no_file = "if [ -d /etc/vramd ]; then mount -t tmpfs none /etc/vramd; fi";
+    let own_sockets = format!("mkdir /run/vramd && mount --bind {sockets} /run/vramd");
+    let daemon =
+        Daemon::start_in(home.with_mounts(format!("{root_only} && {own_sockets} && {{ {no_file}; }}")));
+    let log = daemon.log();
+    let lines = lines_of_start(&log);
+    for (line, field) in [
+        (0, "WARN node found memory=\"SIMULATED, and no GPU's\""),
+        (1, "count=1"),
+        (2, "host_pinned=\"with use\""),
+        (4, "sockets=/run/vramd"),
+    ] {
+        assert!(lines[line].contains(field), "{field}: {log}");
+    }
+
+    // All of the device but a little, of which only the first bytes are written, and then twice as much as is left.
+    let capacity = device(&daemon).capacity_bytes;
+    let client = client(&daemon);
+    let left = 64 * MIB;
+    let request = |size: u64| AllocationRequest::new(Bytes::new(size)).wait(PATIENCE);
+    let mut first = client.allocate(request(capacity - left)).unwrap();
+    let bytes = content(left, 1);
+    first.as_mut_slice().unwrap()[..bytes.len()].copy_from_slice(&bytes);
+    first.unpin().unwrap();
+    let second = client.allocate(request(2 * left)).unwrap();
+    assert!(device(&daemon).host_held_bytes >= left, "{:?}", device(&daemon));
+    drop(second);
+    first.repin().unwrap();
+    assert!(first.as_slice().unwrap()[..bytes.len()] == *bytes, "no byte is lost");
+    drop((first, client));
+    daemon.drains();
+}
+
+fn has_gpu() -> bool {
+    json_of(&alone(&["--json"]))["diagnosis"]["detected"]["platform"] != "no-gpu"
+}
+
 /// The choice of a daemon without a configuration, on a node without a GPU.
 #[test]
 fn the_first_line_of_a_start_is_the_same_where_no_gpu_is_found() {
-    let node = json_of(&alone(&["--json"]));
-    if node["diagnosis"]["detected"]["platform"] != "no-gpu" {
+    if has_gpu() {
         eprintln!("skipped: this node has a GPU, which the daemon would take");
         return;
     }
