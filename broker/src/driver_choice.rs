@@ -79,11 +79,7 @@ fn open_on(root: &Path, config: &Config, socket_dir: &Path, sink: Sink) -> Resul
 }
 
 fn simulated(config: &Config, devices: &[DeviceInfo]) -> Vec<DeviceReadings> {
-    let platform = config.driver.sim.platform;
-    let simulated = |DeviceInfo { uuid, name, total, .. }: &DeviceInfo| {
-        DeviceReadings::simulated(uuid.clone(), name.clone(), total.get(), platform)
-    };
-    devices.iter().map(simulated).collect()
+    sim::readings(devices, config.driver.sim.platform)
 }
 
 /// Chooses the host tier of a node with these devices.

@@ -8,7 +8,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use vramd_types::Bytes;
 
-use crate::readings::{DeviceReadings, Readings};
+use crate::readings::{DeviceReadings, NumaNode, Readings};
 
 /// How device memory and host memory of a node belong together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -97,7 +97,7 @@ fn by_devices(readings: &Readings, devices: &[DeviceReadings]) -> Detected {
     let mut because = deciding.first().map(|device| attributes_of(device)).unwrap_or_default();
     if platform == Platform::CoherentNuma || platform == Platform::CoherentCdmm {
         because.extend(mode_of(readings));
-        because.push(nodes_of(readings));
+        because.push(nodes_of(&readings.nodes_of_devices()));
     }
     let is_simulated = deciding.iter().any(|device| device.simulated.is_some());
     let certainty = if is_simulated { Certainty::Simulated } else { Certainty::Certain };
@@ -162,7 +162,7 @@ fn by_kernel(readings: &Readings) -> Detected {
     }
     if readings.device_memory_nodes().next().is_some() {
         because.extend(mode_of(readings));
-        because.push(nodes_of(readings));
+        because.push(nodes_of(&readings.numa_nodes));
         return found(Platform::CoherentNuma, because);
     }
     because.push("no NUMA node has memory without CPUs".to_owned());
@@ -197,9 +197,10 @@ fn mode_of(readings: &Readings) -> Option<String> {
     Some(format!("CoherentGPUMemoryMode = \"{mode}\""))
 }
 
-fn nodes_of(readings: &Readings) -> String {
-    let nodes: Vec<String> = readings
-        .device_memory_nodes()
+fn nodes_of(nodes: &[NumaNode]) -> String {
+    let nodes: Vec<String> = nodes
+        .iter()
+        .filter(|node| node.is_device_memory())
         .map(|node| format!("NUMA node {} has {} and no CPU", node.id, Bytes::new(node.total_bytes)))
         .collect();
     if nodes.is_empty() { "no NUMA node has memory without CPUs".to_owned() } else { nodes.join(", ") }
@@ -208,7 +209,6 @@ fn nodes_of(readings: &Readings) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::readings::NumaNode;
 
     fn device(integrated: bool, pageable: bool, host_tables: bool) -> DeviceReadings {
         DeviceReadings {

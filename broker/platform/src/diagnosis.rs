@@ -304,7 +304,9 @@ fn kubernetes(readings: &Readings, platform: Platform) -> Vec<Finding> {
     let total = readings.memory.total_bytes.map_or_else(|| "unknown".to_owned(), size);
     let (text, set) = match platform {
         Platform::CoherentNuma => {
-            let of_devices: u64 = readings.device_memory_nodes().map(|node| node.total_bytes).sum();
+            let nodes = readings.nodes_of_devices();
+            let of_devices: u64 =
+                nodes.iter().filter(|node| node.is_device_memory()).map(|node| node.total_bytes).sum();
             (
                 format!(
                     "the kubelet counts {} of device memory as memory of the node ({total} in all); memory limits of pods span both",

@@ -67,6 +67,16 @@ impl NumaNode {
     pub fn is_device_memory(&self) -> bool {
         self.cpus.is_empty() && self.total_bytes > 0
     }
+
+    /// The node for the host memory of a device: the nearest one, unless it has no CPU. The memory of a coherent GPU is
+    /// such a node, and host memory must not lie there. Then it is the first node with CPUs.
+    pub fn for_host_memory(nearest: u32, nodes: &[Self]) -> u32 {
+        let first_with_cpus = || nodes.iter().find(|node| !node.cpus.is_empty());
+        match nodes.iter().find(|node| node.id == nearest) {
+            Some(found) if found.cpus.is_empty() => first_with_cpus().map_or(nearest, |node| node.id),
+            _ => nearest,
+        }
+    }
 }
 
 /// NVIDIA's kernel module, and the devices that it or the PCI bus shows.
@@ -218,6 +228,25 @@ impl DeviceReadings {
     }
 }
 
+/// The nodes that simulated devices play: in NUMA mode the memory of each device is one, and the last has the CPUs.
+/// Elsewhere they play none.
+pub fn simulated_nodes(devices: &[DeviceReadings]) -> Vec<NumaNode> {
+    let with_memory = devices.iter().filter(|device| device.simulated == Some(Platform::CoherentNuma));
+    let mut nodes: Vec<NumaNode> = (0..)
+        .zip(with_memory)
+        .map(|(id, DeviceReadings { total_bytes, .. })| NumaNode {
+            id,
+            cpus: String::new(),
+            total_bytes: *total_bytes,
+            free_bytes: *total_bytes,
+        })
+        .collect();
+    if let Some(last) = nodes.last() {
+        nodes.push(NumaNode { id: last.id + 1, cpus: "0".to_owned(), ..NumaNode::default() });
+    }
+    nodes
+}
+
 impl Readings {
     /// Parses what [`to_json`](Self::to_json) has written.
     pub fn from_json(text: &str) -> Result<Self, String> {
@@ -240,7 +269,16 @@ impl Readings {
         text
     }
 
-    /// NUMA nodes with memory and without CPUs.
+    /// The NUMA nodes beside the devices: those that simulated devices play, or those of the kernel.
+    pub fn nodes_of_devices(&self) -> Vec<NumaNode> {
+        let devices = self.devices.as_deref().unwrap_or_default();
+        if devices.iter().any(|device| device.simulated.is_some()) {
+            return simulated_nodes(devices);
+        }
+        self.numa_nodes.clone()
+    }
+
+    /// NUMA nodes of the kernel with memory and without CPUs.
     pub fn device_memory_nodes(&self) -> impl Iterator<Item = &NumaNode> {
         self.numa_nodes.iter().filter(|node| node.is_device_memory())
     }
@@ -249,6 +287,40 @@ impl Readings {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn nodes(cpus: &[&str]) -> Vec<NumaNode> {
+        let node = |(id, cpus): (u32, &&str)| NumaNode {
+            id,
+            cpus: (*cpus).to_owned(),
+            total_bytes: 1,
+            ..NumaNode::default()
+        };
+        (0..).zip(cpus).map(node).collect()
+    }
+
+    #[test]
+    fn host_memory_lies_on_a_node_with_cpus() {
+        let of = |nearest, cpus: &[&str]| NumaNode::for_host_memory(nearest, &nodes(cpus));
+        assert_eq!(of(1, &[]), 1, "the kernel shows no nodes");
+        assert_eq!(of(2, &["", "0-71", ""]), 1);
+        assert_eq!(of(1, &["0-71", "72-143", ""]), 1);
+        assert_eq!(of(2, &["0-71", "72-143", ""]), 0);
+        assert_eq!(of(7, &["", "0-71", ""]), 7, "an unknown node is left to the driver");
+        assert_eq!(of(0, &["", ""]), 0);
+    }
+
+    #[test]
+    fn only_numa_mode_has_nodes_that_are_simulated() {
+        let two = |platform| {
+            let device = |bytes| DeviceReadings::simulated(String::new(), String::new(), bytes, platform);
+            simulated_nodes(&[device(5), device(6)])
+        };
+        assert_eq!(two(Platform::CoherentCdmm), []);
+        let nodes = two(Platform::CoherentNuma);
+        let memory: Vec<_> = nodes.iter().filter(|node| node.is_device_memory()).collect();
+        assert_eq!(memory.iter().map(|node| node.total_bytes).collect::<Vec<_>>(), [5, 6]);
+        assert_eq!(NumaNode::for_host_memory(0, &nodes), 2);
+    }
 
     #[test]
     fn readings_survive_a_file() {

@@ -11,7 +11,7 @@ use vramd_proto::v1::{
 use vramd_tests::{Pending, RawSession, content, digest, node_state::NodeState, spec, wait::until};
 use vramd_types::Reason;
 
-use crate::{Cgroup, Daemon, configured};
+use crate::{Cgroup, Daemon, NodeMemory, configured};
 
 pub(crate) fn evicting(
     daemon: &Daemon,
@@ -91,6 +91,43 @@ fn the_host_tier_is_on_the_node_nearest_to_the_device() {
     let made = |node: u32| fake.calls(&format!("cuMemCreate(host:{node})")).len();
     until("all of it is pinned", || made(1) == 4);
     assert_eq!(made(0), 0, "{}", daemon.log());
+}
+
+/// In CDMM mode the driver must not move system memory. The daemon copies between explicit memory, and asks for nothing
+/// else.
+#[test]
+fn parts_move_without_prefetches_of_system_memory_in_cdmm_mode() {
+    let mut fake = Fake::new().with("note = 1");
+    // PAGEABLE_MEMORY_ACCESS, its host page tables, and managed access from the host.
+    for coherent in [88, 100, 101] {
+        fake = fake.with(&format!("attribute.{coherent} = 1"));
+    }
+    let daemon = Daemon::start_with_host(&fake, "16MiB");
+    let log = daemon.log();
+    assert!(log.contains("node found platform=\"coherent GPU in CDMM mode\""), "{log}");
+    let mut session = RawSession::open_with_pins(&daemon.sockets());
+    let id = session.allocate(spec(8 << 20)).allocation_id;
+    let bytes = content(8 << 20, 7);
+    session.write(id, &bytes);
+    for part in 0..2 {
+        let answer = evicting(&daemon, id, part, Tier::Host);
+        unmap_until_answered(&mut session, || answer.is_answered());
+        assert_eq!(answer.ok().parts[0].outcome(), MoveOutcome::Moved);
+    }
+    pins_and_finds(&mut session, id, &bytes);
+    for copies in ["cuMemcpyDtoHAsync_v2", "cuMemcpyHtoDAsync_v2"] {
+        assert!(fake.calls(copies).len() >= 2, "{copies}");
+    }
+    for places in [
+        "cuMemPrefetchAsync",
+        "cuMemPrefetchAsync_v2",
+        "cuMemAdvise",
+        "cuMemAdvise_v2",
+        "cuMemAllocManaged",
+        "cuStreamAttachMemAsync",
+    ] {
+        assert_eq!(fake.calls(places), [], "{places}");
+    }
 }
 
 #[test]
@@ -190,6 +227,59 @@ fn memory_used_by_others_in_a_cgroup_is_not_handed_out() {
     until("a part without backing has it now", || device().host_held_bytes == 12 << 20);
     assert_eq!(device().host_pressure(), PressureLevel::Normal);
     [id, more].into_iter().for_each(|id| _ = session.free(id));
+    until("nothing is charged", || NodeState::read(&daemon.admin()).is_empty());
+}
+
+/// Other programs take nearly all of a node without swap: nothing more is pinned, and work on the device goes on.
+#[test]
+fn a_node_at_95_percent_of_its_memory_gives_no_more_until_it_has_some() {
+    const PART: u64 = 4 << 20;
+    let fake = Fake::new().with("note = 1");
+    let place = tempfile::tempdir().unwrap();
+    let node = NodeMemory::new(&place, 50);
+    let daemon = Daemon::start_by(node.command(&configured(&place, &fake, "auto")), place);
+    let capacity = || NodeState::read(&daemon.admin()).devices.remove(0).host_capacity_bytes;
+    let pinned = || fake.calls("cuMemCreate(host:0)").len();
+    let whole = capacity();
+    assert!(whole > 16 * PART, "{whole}: {}", daemon.log());
+    assert_eq!(pinned(), 0, "it is pinned with use");
+
+    let mut session = RawSession::open_with_pins(&daemon.sockets());
+    let id = session.allocate(spec(4 * PART)).allocation_id;
+    let bytes = content(4 * PART, 5);
+    session.write(id, &bytes);
+    let mut evict = |part: u32| {
+        let answer = evicting(&daemon, id, part, Tier::Host);
+        unmap_until_answered(&mut session, || answer.is_answered());
+        answer.ok().parts.remove(0)
+    };
+    for part in 0..2 {
+        assert_eq!(evict(part).outcome(), MoveOutcome::Moved);
+    }
+    until("a third piece is pinned ahead", || pinned() == 3);
+
+    node.set_usage(95);
+    until("the tier has what is pinned", || capacity() == 3 * PART);
+    assert_eq!(evict(2).outcome(), MoveOutcome::Moved, "it takes the third piece");
+    let error = evict(3).error.expect("a refusal");
+    assert_eq!((error.reason.as_str(), error.metadata["tier"].as_str()), ("DEVICE_FULL", "host"));
+    let other = session.allocate(spec(2 * PART)).allocation_id;
+    let more = content(2 * PART, 6);
+    session.write(other, &more);
+    assert_eq!(session.digest(other, 2 * PART), digest(&more));
+    pins_and_finds(&mut session, id, &bytes);
+    assert_eq!(pinned(), 3, "and nothing more was pinned");
+
+    node.set_usage(50);
+    until("the tier has its whole size", || capacity() == whole);
+    for part in 0..4 {
+        let answer = evicting(&daemon, id, part, Tier::Host);
+        unmap_until_answered(&mut session, || answer.is_answered());
+        assert_eq!(answer.ok().parts[0].outcome(), MoveOutcome::Moved);
+    }
+    assert!(pinned() > 3);
+    pins_and_finds(&mut session, id, &bytes);
+    [id, other].into_iter().for_each(|id| _ = session.free(id));
     until("nothing is charged", || NodeState::read(&daemon.admin()).is_empty());
 }
 

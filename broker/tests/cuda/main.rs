@@ -7,6 +7,7 @@ mod links;
 
 use std::{
     fs,
+    os::unix::fs::FileExt as _,
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
 };
@@ -129,7 +130,35 @@ impl Cgroup {
     }
 }
 
-/// A command that starts a daemon which sees this folder there.
+/// Starts a daemon that sees a node of 64 GiB without swap. The test sets how much of it other programs take.
+struct NodeMemory {
+    meminfo: PathBuf,
+}
+
+impl NodeMemory {
+    fn new(place: &tempfile::TempDir, percent_used: u64) -> Self {
+        assert!(rustix::process::geteuid().is_root(), "only root can mount something: run this test as root");
+        let node = Self { meminfo: place.path().join("meminfo") };
+        node.set_usage(percent_used);
+        node
+    }
+
+    /// Overwrites the file as a whole, since the daemon reads it at any time.
+    fn set_usage(&self, percent: u64) {
+        const KIB: u64 = 64 << 20;
+        let available = KIB / 100 * (100 - percent);
+        let text =
+            format!("MemTotal: {KIB:>14} kB\nMemAvailable: {available:>10} kB\nSwapTotal: {:>13} kB\n", 0);
+        let file = fs::File::options().create(true).truncate(false).write(true).open(&self.meminfo).unwrap();
+        file.write_all_at(text.as_bytes(), 0).unwrap();
+    }
+
+    fn command(&self, config: &Path) -> Command {
+        command_seeing(&self.meminfo, "/proc/meminfo", config)
+    }
+}
+
+/// A command that starts a daemon which sees this file or folder there.
 fn command_seeing(folder: &Path, there: &str, config: &Path) -> Command {
     let mut command = Command::new("unshare");
     let line = format!("mount --bind '{}' {there} && exec \"$0\" \"$@\"", folder.display());

@@ -10,7 +10,10 @@ use serde_json::Value;
 use vramd_client::{AllocationRequest, Bytes, Client};
 use vramd_proto::v1::{DeviceStatus, ListDevicesRequest};
 use vramd_tests::{
-    Config, Daemon, Home, MIB, content, proc::host_memory_of, programs::program, wait::PATIENCE,
+    Config, Daemon, Home, MIB, content,
+    proc::host_memory_of,
+    programs::program,
+    wait::{PATIENCE, until},
 };
 
 use crate::{can_mount, has_other_users};
@@ -195,6 +198,36 @@ fn one_pool_gets_no_second_copy() {
     let daemon = Daemon::start(&asked);
     assert_eq!(device(&daemon).host_capacity_bytes, 64 * MIB);
     assert!(says(&daemon).contains("takes the room of a device part"), "{}", says(&daemon));
+}
+
+/// The devices' memory is a node without CPUs, and the kernel's own nodes do not count.
+#[test]
+fn host_memory_lies_on_a_node_with_cpus_in_numa_mode() {
+    let config = Config::devices(&["64MiB"]).memory("host_size = \"32MiB\"").memory("part_size = \"8MiB\"");
+    let metrics = "prometheus_listen = \"127.0.0.1:0\"";
+    let daemon = Daemon::start(&config.platform("coherent-numa").telemetry(metrics));
+    until("all of it is pinned", || {
+        daemon.log().contains("host memory is pinned ahead of need node=1 pinned_bytes=33554432")
+    });
+    let said = says(&daemon);
+    assert!(said.contains("NUMA node 0 has 64 MiB and no CPU"), "{said}");
+    assert!(said.contains("the kubelet counts 64 MiB of device memory"), "{said}");
+
+    let client = client(&daemon);
+    let mut memory = client.allocate(AllocationRequest::new(Bytes::mib(16))).unwrap();
+    let bytes = content(16 * MIB, 3);
+    memory.as_mut_slice().unwrap().copy_from_slice(&bytes);
+    memory.unpin().unwrap();
+    let moved = daemon.vramctl().args(["alloc", "evict", &memory.id().to_string()]).output().unwrap();
+    assert!(moved.status.success(), "{}", String::from_utf8_lossy(&moved.stderr));
+    assert!(device(&daemon).host_held_bytes >= 16 * MIB, "{:?}", device(&daemon));
+    let metrics = daemon.metrics();
+    assert!(
+        metrics.contains("vramd_host_node=\"1\"") && !metrics.contains("vramd_host_node=\"0\""),
+        "{metrics}"
+    );
+    memory.repin().unwrap();
+    assert!(memory.as_slice().unwrap() == &*bytes, "no byte is lost");
 }
 
 #[test]

@@ -60,7 +60,7 @@ pub(super) fn run(state: &State, tasks: &Receiver<Task>, surveys: &Sender<Survey
     batch::run_filling(tasks, work, |completion| state.report(completion), || pin_ahead(state));
     let unfilled = state.accounts().stop_pinning_ahead();
     if let Some(free) = unfilled {
-        state.report(Completion::PinnedAhead { node: NODE, free, problem: Some(has_ended()) });
+        state.report(Completion::PinnedAhead { node: state.node, free, problem: Some(has_ended()) });
     }
 }
 
@@ -75,7 +75,7 @@ fn pin_ahead(state: &State) -> bool {
     let filled = accounts.take_filled();
     drop(accounts);
     if let Some(free) = filled {
-        state.report(Completion::PinnedAhead { node: NODE, free, problem });
+        state.report(Completion::PinnedAhead { node: state.node, free, problem });
     }
     false
 }
@@ -88,17 +88,11 @@ impl PinAhead {
     /// Answered once nothing is left to pin, or now if it is refused.
     fn begin(self, state: &State) -> Option<Completion> {
         let Self { node, size, piece, pieces_max, pace } = self;
-        let problem = refuse_unknown_node(node)
+        let problem = state
+            .refuse_node(node)
             .or_else(|| state.accounts().set_pin_target(size, piece, pieces_max, pace).err())?;
         Some(Completion::PinnedAhead { node, free: Bytes::ZERO, problem: Some(problem) })
     }
-}
-
-/// The only node of a simulated host.
-pub(super) const NODE: HostNode = HostNode(0);
-
-pub(super) fn refuse_unknown_node(node: HostNode) -> Option<DriverError> {
-    (node != NODE).then(|| DriverError::Failed(format!("host node {node} does not exist")))
 }
 
 impl Make {

@@ -10,7 +10,8 @@
 //! process still holds, and less unexplained memory of its name, for example of an earlier daemon whose clients
 //! live on. The last two are as of the latest survey, which is repeated before anything is refused because of
 //! them. The node's pages are taken when bytes are first written, not when an extent is created. So the driver
-//! does not notice a capacity above what the node has. The host has one node, with a configured capacity too.
+//! does not notice a capacity above what the node has. The host has one node, with a configured capacity too. In NUMA
+//! mode it has the number that follows those of the devices' memory.
 //! Its memory is pinned ahead of need as in the real driver (`free_pinned`), though it takes no time here.
 //!
 //! ```text
@@ -46,7 +47,10 @@ use std::{
     time::Instant,
 };
 
-use broker_platform::Platform;
+use broker_platform::{
+    Platform,
+    readings::{NumaNode, simulated_nodes},
+};
 use vramd_types::{Bytes, CopyId, DeviceIndex, HostNode};
 
 pub use fault::{Effect, Fault, Operation};
@@ -83,7 +87,7 @@ pub struct SimConfig {
     /// The speed of the link that all devices share.
     pub uplink: LinkSpeed,
     pub faults: Vec<Fault>,
-    /// The platform that the devices play. It changes their readings, and no memory.
+    /// The platform that the devices play. It changes their readings, and the node of host memory.
     pub platform: Platform,
 }
 
@@ -110,7 +114,10 @@ pub fn open(config: SimConfig, sink: Sink) -> Result<SimDriver, DriverError> {
     let disk_facts = disk.as_ref().and_then(Disk::facts).cloned();
     let engine = disk.as_ref().map(Disk::engine);
     let host = if devices.is_empty() { Bytes::ZERO } else { host };
-    let state = Arc::new(State::new(devices.clone(), host, sink)?);
+    let nodes = simulated_nodes(&readings(&devices, platform));
+    // The nearest node is the first, which in NUMA mode is the memory of a device.
+    let node = u16::try_from(NumaNode::for_host_memory(0, &nodes)).map_or(HostNode(0), HostNode);
+    let state = Arc::new(State::new(devices.clone(), node, host, sink)?);
 
     let links = links(devices.len(), link, uplink);
     let uplink = Uplink::new(uplink);
@@ -153,6 +160,7 @@ pub fn open(config: SimConfig, sink: Sink) -> Result<SimDriver, DriverError> {
     let dispatcher = Some(Dispatcher { schedule, routes, late });
     Ok(SimDriver {
         devices,
+        node,
         platform,
         disk: disk_facts,
         links,
@@ -163,9 +171,19 @@ pub fn open(config: SimConfig, sink: Sink) -> Result<SimDriver, DriverError> {
     })
 }
 
+/// The readings of simulated devices that play this platform.
+pub fn readings(devices: &[DeviceInfo], platform: Platform) -> Vec<DeviceReadings> {
+    let simulated = |DeviceInfo { uuid, name, total, .. }: &DeviceInfo| {
+        DeviceReadings::simulated(uuid.clone(), name.clone(), total.get(), platform)
+    };
+    devices.iter().map(simulated).collect()
+}
+
 /// The simulated driver.
 pub struct SimDriver {
     devices: Vec<DeviceInfo>,
+    /// The only one of host memory.
+    node: HostNode,
     platform: Platform,
     disk: Option<DiskFacts>,
     links: Vec<LinkFacts>,
@@ -203,14 +221,11 @@ impl Driver for SimDriver {
     }
 
     fn readings(&self) -> Vec<DeviceReadings> {
-        let simulated = |DeviceInfo { uuid, name, total, .. }: &DeviceInfo| {
-            DeviceReadings::simulated(uuid.clone(), name.clone(), total.get(), self.platform)
-        };
-        self.devices.iter().map(simulated).collect()
+        readings(&self.devices, self.platform)
     }
 
     fn host_node(&self, _device: DeviceIndex) -> HostNode {
-        maker::NODE
+        self.node
     }
 
     fn can_map_host(&self) -> bool {
@@ -237,7 +252,7 @@ impl Driver for SimDriver {
         let dispatcher = self.dispatcher();
         dispatcher
             .as_ref()
-            .and_then(|dispatcher| dispatcher.routes.state.accounts().free_pinned(maker::NODE))
+            .and_then(|dispatcher| dispatcher.routes.state.accounts().free_pinned(self.node))
             .into_iter()
             .collect()
     }

@@ -5,7 +5,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc::Sender},
 };
 
-use vramd_types::{Bytes, ExtentId};
+use vramd_types::{Bytes, ExtentId, HostNode};
 
 use super::{accounts::Accounts, holders::Holders, memory::Memory};
 use crate::{
@@ -16,6 +16,8 @@ use crate::{
 
 pub(super) struct State {
     devices: Vec<DeviceInfo>,
+    /// The node of host memory.
+    pub(super) node: HostNode,
     pub(super) holders: Holders,
     accounts: Mutex<Accounts>,
     /// Of extents on disk and of files.
@@ -41,18 +43,36 @@ impl Live {
 
 impl State {
     /// Surveys once: memory of an earlier driver that is still held is not free.
-    pub(super) fn new(devices: Vec<DeviceInfo>, host: Bytes, sink: Sink) -> Result<Self, DriverError> {
+    pub(super) fn new(
+        devices: Vec<DeviceInfo>,
+        node: HostNode,
+        host: Bytes,
+        sink: Sink,
+    ) -> Result<Self, DriverError> {
         let surveyed = Holders::new(&devices).and_then(|holders| Ok((holders.survey()?, holders)));
         let (seen, holders) =
             surveyed.map_err(|error| DriverError::Failed(format!("cannot read /proc: {error}")))?;
         let mut accounts = Accounts::new(&devices, host);
         accounts.apply_survey(&seen);
-        Ok(Self { devices, holders, accounts: Mutex::new(accounts), hashed: HashedBytes::default(), sink })
+        Ok(Self {
+            devices,
+            node,
+            holders,
+            accounts: Mutex::new(accounts),
+            hashed: HashedBytes::default(),
+            sink,
+        })
     }
 
     /// Every change of the accounts is complete before any code could panic, so a poisoned lock is still good.
     pub(super) fn accounts(&self) -> MutexGuard<'_, Accounts> {
         self.accounts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Why host memory cannot lie on that node, if so.
+    pub(super) fn refuse_node(&self, node: HostNode) -> Option<DriverError> {
+        (node != self.node)
+            .then(|| DriverError::Failed(format!("host node {node} has no CPU, or does not exist")))
     }
 
     /// The UUID in the names of memory at that location.

@@ -74,6 +74,40 @@ fn an_impossible_node_is_refused() {
     }));
 }
 
+/// In NUMA mode the first nodes are the devices' memory, and the last one has the CPUs.
+#[test]
+fn host_memory_lies_on_a_node_with_cpus() {
+    for (platform, node, others) in [
+        (Platform::CoherentNuma, 2, &[0, 1, 3][..]),
+        (Platform::CoherentCdmm, 0, &[1]),
+        (Platform::Discrete, 0, &[1]),
+    ] {
+        let (sink, completions) = channel();
+        let config = SimConfig { devices: vec![device(), device()], platform, ..config() };
+        let driver = open(config, Arc::new(move |completion| drop(sink.send(completion)))).unwrap();
+        assert_eq!(driver.host_node(DEVICE), HostNode(node));
+        let make = |node: u16| {
+            let extent = ExtentId::from_raw(u64::from(node) + 1);
+            driver.submit(Submission::CreateHost {
+                extent,
+                node: HostNode(node),
+                size: GRANULARITY,
+                zeroed: true,
+            });
+            completions.recv_timeout(DEADLINE).unwrap()
+        };
+        for other in others {
+            let refused = make(*other);
+            assert!(
+                matches!(&refused, Completion::Created { result: Err(DriverError::Failed(why)), .. }
+                    if why.contains("has no CPU")),
+                "{refused:?}"
+            );
+        }
+        created(make(node));
+    }
+}
+
 /// A caller that waits for the work of that thread would wait forever.
 #[test]
 fn a_panicking_thread_is_reported() {
@@ -112,7 +146,7 @@ fn releases_that_wait_together_share_a_survey() {
         drop(of_sink.lock().unwrap().take());
         drop(sink.send(completion));
     };
-    let state = State::new(vec![device()], Bytes::ZERO, Arc::new(sink)).unwrap();
+    let state = State::new(vec![device()], HostNode(0), Bytes::ZERO, Arc::new(sink)).unwrap();
     let location = Location::Device(DEVICE);
     for raw in [1, 2] {
         let make = maker::Make {
@@ -329,7 +363,10 @@ fn the_host_has_a_capacity_and_one_node() {
     };
     let capacity = "out of host memory: the configured size is 256 MiB".to_owned();
     assert_eq!(refused(1, HostNode(0), Bytes::mib(258)), Some(capacity.clone()));
-    assert_eq!(refused(1, HostNode(1), GRANULARITY), Some("host node 1 does not exist".to_owned()));
+    assert_eq!(
+        refused(1, HostNode(1), GRANULARITY),
+        Some("host node 1 has no CPU, or does not exist".to_owned())
+    );
     assert_eq!(refused(1, HostNode(0), Bytes::mib(256)), None);
     assert_eq!(refused(2, HostNode(0), GRANULARITY), Some(capacity));
 }

@@ -15,7 +15,7 @@ use super::{
     digester::Digest,
     disk_mover::DiskEnd,
     fault::Fate,
-    maker::{self, Make, PinAhead, Task},
+    maker::{Make, PinAhead, Task},
     state::{State, send},
     surveyor::SurveyorOrder,
 };
@@ -96,7 +96,7 @@ impl Order {
                 Self::Task(Task::Make(Make { extent, location, size, zeroed: true, failure }))
             }
             Submission::CreateHost { extent, node, size, zeroed } => {
-                let failure = failure.or_else(|| maker::refuse_unknown_node(node));
+                let failure = failure.or_else(|| routes.state.refuse_node(node));
                 Self::Task(Task::Make(Make { extent, location: Location::Host, size, zeroed, failure }))
             }
             Submission::PinAhead { node, size, piece, pieces_max, pace } => {

@@ -127,7 +127,7 @@ impl Device {
         let rdma = probe::rdma(api, ordinal);
         let sentinel = Physical::create(api, ordinal, GRANULARITY, rdma)?;
         let sentinel = (sentinel.export()?, sentinel);
-        let node = numa::with_cpus(nodes, numa::nearest(api, ordinal));
+        let node = numa::for_host_memory(nodes, numa::nearest(api, ordinal));
         let device = Self {
             info: DeviceInfo { total, context: overhead, ..found },
             context_size,

@@ -2,6 +2,7 @@
 
 use std::{fs, path::Path};
 
+use broker_platform::readings::NumaNode;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use vramd_types::HostNode;
 
@@ -37,18 +38,18 @@ pub(crate) fn nearest(api: &Api, device: Ordinal) -> HostNode {
     HostNode(node.and_then(|node| u16::try_from(node).ok()).unwrap_or(0))
 }
 
-/// That node, unless it has no CPU: a coherent GPU's memory is such a node, and host memory must not lie there. Then
-/// the first node with CPUs.
-pub(crate) fn with_cpus(nodes: &Path, node: HostNode) -> HostNode {
-    let list = |node| fs::read_to_string(nodes.join(format!("node{node}/cpulist"))).ok();
-    let has_cpus = |list: &String| cpus(list).next().is_some();
-    match list(node) {
-        Some(its) if !has_cpus(&its) => {
-            let mut others = (0..u16::MAX).map(HostNode).map_while(|other| Some((other, list(other)?)));
-            others.find(|(_, list)| has_cpus(list)).map_or(node, |(other, _)| other)
-        }
-        _ => node,
-    }
+/// The node for host memory near that one, by the kernel's folder of nodes.
+pub(crate) fn for_host_memory(nodes: &Path, nearest: HostNode) -> HostNode {
+    let entries = fs::read_dir(nodes).into_iter().flatten().flatten();
+    let listed = entries.filter_map(|entry| {
+        let id = entry.file_name().to_str()?.strip_prefix("node")?.parse().ok()?;
+        let list = fs::read_to_string(entry.path().join("cpulist")).ok()?;
+        Some(NumaNode { id, cpus: list.trim().to_owned(), ..NumaNode::default() })
+    });
+    let mut listed: Vec<NumaNode> = listed.collect();
+    listed.sort_by_key(|node| node.id);
+    let chosen = NumaNode::for_host_memory(nearest.0.into(), &listed);
+    u16::try_from(chosen).map_or(nearest, HostNode)
 }
 
 /// The CPUs of that node; none if the kernel knows no such node.
@@ -101,17 +102,13 @@ mod tests {
             fs::create_dir(&folder).unwrap();
             fs::write(folder.join("cpulist"), format!("{cpus}\n")).unwrap();
         };
-        assert_eq!(with_cpus(nodes.path(), HostNode(1)), HostNode(1), "the kernel shows no nodes");
-        node(0, "");
-        node(1, "0-71");
-        node(2, "");
-        assert_eq!(with_cpus(nodes.path(), HostNode(2)), HostNode(1));
-        assert_eq!(with_cpus(nodes.path(), HostNode(1)), HostNode(1));
-        assert_eq!(
-            with_cpus(nodes.path(), HostNode(7)),
-            HostNode(7),
-            "an unknown node is left to the driver"
-        );
+        assert_eq!(for_host_memory(nodes.path(), HostNode(1)), HostNode(1), "the kernel shows no nodes");
+        // The kernel leaves numbers out.
+        node(3, "0-71");
+        node(10, "72-143");
+        node(20, "");
+        assert_eq!(for_host_memory(nodes.path(), HostNode(20)), HostNode(3));
+        assert_eq!(for_host_memory(nodes.path(), HostNode(10)), HostNode(10));
     }
 
     #[test]
