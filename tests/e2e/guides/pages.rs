@@ -24,7 +24,7 @@ const PAGES_WITH_A_TEST: [&str; 6] = [
 ];
 
 /// Blocks of programs and shell lines that other tests run: page, language, and the test.
-const RUN_ELSEWHERE: [(&str, &str, &str); 16] = [
+const RUN_ELSEWHERE: [(&str, &str, &str); 18] = [
     ("README.md", "python", "sdk-python/tests/test_guide.py"),
     ("docs/start/README.md", "python", "sdk-python/tests/test_guide.py"),
     ("docs/guides/python.md", "python", "sdk-python/tests/test_guide.py"),
@@ -40,6 +40,8 @@ const RUN_ELSEWHERE: [(&str, &str, &str); 16] = [
     ("docs/guides/rust.md", "rust", "tests/e2e/guides/programs.rs"),
     ("docs/guides/moving.md", "rust", "tests/e2e/guides/programs.rs"),
     ("docs/testing/simulated-driver.md", "toml", "broker/src/config/tests.rs"),
+    ("docs/operations/install.md", "sh", "tests/packages/pages"),
+    ("docs/operations/kubernetes.md", "sh", "tests/packages/pages"),
     ("docs/operations/stack.md", "sh", "tests/e2e/guides/stack.rs"),
 ];
 
@@ -70,8 +72,12 @@ const NOT_RUN: [(&str, usize, &str); 19] = [
         2,
         "it needs a GPU; tests/preload runs such programs over a driver library without one",
     ),
-    ("docs/operations/install.md", 5, "it changes a node or a cluster; tests/packages tries the parts"),
-    ("docs/operations/kubernetes.md", 5, "it needs a cluster; tests/packages tries the parts"),
+    ("docs/operations/install.md", 1, "it needs Docker; tests/e2e/packages runs the containers by hand"),
+    (
+        "docs/operations/kubernetes.md",
+        2,
+        "one needs Docker and a registry, the other a cluster that starts pods; tests/e2e/packages runs them by hand",
+    ),
 ];
 
 /// Languages of blocks that are no commands.
