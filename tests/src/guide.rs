@@ -10,11 +10,17 @@
 //! All commands of a guide run in one shell, in order. Each must end with status 0 and print the lines below it. A command
 //! that is to fail reports that itself (`… || echo "status $?"`). The width of gaps between words does not matter. A command
 //! without lines below it may print anything.
+//!
+//! With `VRAMD_TRANSCRIPTS=FOLDER` each guide that runs leaves a transcript there: every command with the time at which
+//! it began, its status and what it printed.
 
 use std::{
+    env,
+    fmt::Write as _,
     fs,
     path::{Path, PathBuf},
     process::{Command, Stdio},
+    time::Duration,
 };
 
 use rustix::process::{Pid, Signal, kill_process_group};
@@ -75,6 +81,11 @@ impl Guide {
     pub fn run(&self, surroundings: &Surroundings<'_>) {
         let results = tempfile::tempdir().expect("a folder for results");
         let errors = surroundings.shell(&self.script(surroundings, results.path()), results.path());
+        if let Some(folder) = env::var_os("VRAMD_TRANSCRIPTS") {
+            let name = self.path.strip_prefix(repository()).unwrap_or(&self.path).display().to_string();
+            let file = Path::new(&folder).join(name.replace('/', "_")).with_extension("txt");
+            fs::write(file, self.transcript(surroundings, results.path())).expect("the folder is writable");
+        }
         for (at, step) in self.steps.iter().enumerate() {
             let place = format!("{}:{}: $ {}", self.path.display(), step.line, step.command);
             let read = |name: String| fs::read_to_string(results.path().join(name));
@@ -98,9 +109,34 @@ impl Guide {
         let results = results.display();
         let step = |(at, step): (usize, &Step)| {
             let command = surroundings.with_replacements(&step.command);
-            format!("{{ {command}\n}} >{results}/{at}.out 2>&1 </dev/null\necho $? >{results}/{at}.status\n")
+            format!(
+                "date +%s%3N >{results}/{at}.began\n{{ {command}\n}} >{results}/{at}.out 2>&1 </dev/null\n\
+                 echo $? >{results}/{at}.status\ndate +%s%3N >{results}/{at}.ended\n"
+            )
         };
         self.steps.iter().enumerate().map(step).collect()
+    }
+
+    /// The commands that ended, as they were run.
+    fn transcript(&self, surroundings: &Surroundings<'_>, results: &Path) -> String {
+        let read = |at: usize, what: &str| fs::read_to_string(results.join(format!("{at}.{what}"))).ok();
+        let milliseconds = |at, what| read(at, what)?.trim().parse::<u64>().ok();
+        let seconds =
+            |since: u64, until: u64| Duration::from_millis(until.saturating_sub(since)).as_secs_f64();
+        let begin = milliseconds(0, "began").unwrap_or_default();
+        let (mut text, mut end, mut count) = (String::new(), begin, 0);
+        for (at, step) in self.steps.iter().enumerate() {
+            let (Some(began), Some(ended)) = (milliseconds(at, "began"), milliseconds(at, "ended")) else {
+                break;
+            };
+            let (command, printed) = (surroundings.with_replacements(&step.command), read(at, "out"));
+            let (printed, status) = (printed.unwrap_or_default(), read(at, "status").unwrap_or_default());
+            let since = seconds(begin, began);
+            let _ = writeln!(text, "[{since:6.1} s] $ {command}\n{printed}status {status}");
+            (end, count) = (ended, count + 1);
+        }
+        let _ = writeln!(text, "{count} of {} commands in {:.1} s", self.len(), seconds(begin, end));
+        text
     }
 }
 
@@ -230,6 +266,20 @@ mod tests {
         guide(TEXT).run(&surroundings(folder.path()));
         guide("```console\n$ word=there\n$ echo $word; pwd\nthere\n/…\n```\n")
             .run(&surroundings(folder.path()));
+    }
+
+    #[test]
+    fn transcript_has_each_command_with_its_time_and_status() {
+        let (folder, results) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let surroundings = surroundings(folder.path());
+        let guide = guide("```console\n$ echo two\n$ sleep 0.2; echo 3; false\n$ exit 7\n$ true\n```\n");
+        surroundings.shell(&guide.script(&surroundings, results.path()), results.path());
+        let text = guide.transcript(&surroundings, results.path());
+        assert!(text.starts_with("[   0.0 s] $ echo 2\n2\nstatus 0\n\n"), "{text}");
+        assert!(text.contains("$ sleep 0.2; echo 3; false\n3\nstatus 1\n\n"), "{text}");
+        let last = text.lines().last().unwrap_or_default();
+        let took: f64 = last.split(' ').nth(5).and_then(|seconds| seconds.parse().ok()).unwrap_or_default();
+        assert!(last.starts_with("2 of 4 commands in ") && took >= 0.2, "{text}");
     }
 
     #[test]

@@ -46,11 +46,12 @@ const RUN_ELSEWHERE: [(&str, &str, &str); 18] = [
 ];
 
 /// How many blocks `norun` a page has, and why no test runs them.
-const NOT_RUN: [(&str, usize, &str); 19] = [
+const NOT_RUN: [(&str, usize, &str); 20] = [
     ("README.md", 1, "a release build takes minutes, and its daemon takes the node's own folders"),
     ("docs/start/README.md", 1, "a release build takes minutes"),
     ("CONTRIBUTING.md", 1, "CI runs these targets as checks of their own"),
     ("docs/TESTING.md", 3, "CI runs shares of these, which take hours as a whole"),
+    ("docs/benchmarks/ci/README.md", 1, "CI runs these as checks of their own, without transcripts"),
     ("docs/benchmarks/copies/README.md", 1, "a benchmark on a GPU"),
     ("docs/benchmarks/hostile/README.md", 1, "a benchmark, which overwrites the committed figures"),
     ("docs/benchmarks/order/README.md", 1, "a benchmark, which overwrites the committed figures"),
