@@ -29,6 +29,7 @@ mod pin_set;
 mod prefetch;
 mod pressure_stream;
 mod reasons;
+mod scope;
 mod sealed;
 mod sequence;
 mod shared;
@@ -67,6 +68,8 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<pressure_stream::PressureStream>()?;
     module.add_class::<allocator::PoolObject>()?;
     module.add_class::<allocator::ManagedPoolObject>()?;
+    module.add_class::<allocator::SignalWatch>()?;
     module.add_class::<interrupt::Interrupt>()?;
+    module.add_class::<scope::Scope>()?;
     module.add("__version__", env!("CARGO_PKG_VERSION"))
 }

@@ -19,7 +19,7 @@ use crate::{
 };
 
 /// As long as it is not released, the memory stays mapped at its address.
-#[pyclass(frozen, module = "vramd")]
+#[pyclass(frozen, weakref, module = "vramd")]
 #[derive(Debug)]
 pub(crate) struct Pin {
     pid: u32,

@@ -2,35 +2,42 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import json
 import os
 import pathlib
 import signal
 import struct
+import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager
 from dis import opname
 from functools import partial
 from types import FrameType
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 import pytest
 import torch
 from conftest import MIB, Daemon, eventually, stop, vramctl
+from test_pool import Driven, MemPool, as_on_gpu, filled, use_mem_pool, used_bytes  # noqa: F401: one is a fixture
 
 import vramd
+import vramd.torch
+from vramd import _native, _torch_pool
 
+T = TypeVar("T")
 BEFORE = 0.3
 
 
 def interrupted(call: Callable[[], object]) -> None:
     """Runs a call that must end within a second of Ctrl-C. The second is what users notice, so it is measured."""
     timer = threading.Timer(BEFORE, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
     begun = time.monotonic()
+    timer.start()
     try:
         with pytest.raises(KeyboardInterrupt):
             call()
@@ -53,7 +60,7 @@ def stopped(daemon: Daemon) -> Iterator[None]:
 
 @pytest.fixture
 def full(start: Callable[..., Daemon]) -> Daemon:
-    return start(memory="16MiB", more='[memory]\nhost_size = "64MiB"\n')
+    return start(memory="16MiB", more='[memory]\nhost_size = "64MiB"\nharvest_ms = 5\n')
 
 
 def test_wait_for_room_ends(full: Daemon) -> None:
@@ -196,50 +203,70 @@ def test_load_interrupted_at_any_moment_leaves_nothing(daemon: Daemon, tmp_path:
 
 
 LOADER = {"load", "load_or_attach", "place", "opened", "count_copy", "check_tensors", "save"}
-"""The functions of the package between whose instructions an interrupt may come. Of the clean-up it would be a second one."""
+"""The functions of the loader between whose instructions an interrupt may come. Of the clean-up it would be a second one."""
+PACKAGE = os.path.dirname(vramd.__file__)
 
 
 class InterruptAt:
-    """Raises KeyboardInterrupt before the instruction of that number in the loader, as the handler of a signal does."""
+    """Sends the signal of Ctrl-C at the place of that number in the package, or in these functions of it.
 
-    def __init__(self, number: int) -> None:
-        self.left = number
+    The places are those where Python handles signals: at the begin of a function, after a call, and at a jump back.
+    """
+
+    def __init__(self, number: int, functions: Set[str] | None) -> None:
+        self.left, self.functions = number, functions
 
     def __call__(self, frame: FrameType, _event: str, _argument: object) -> Callable[..., Any] | None:
         code = frame.f_code
-        if code.co_name not in LOADER or "/vramd/" not in code.co_filename:
+        is_own = code.co_filename.startswith(PACKAGE) or code is use_mem_pool.__wrapped__.__code__  # type: ignore[attr-defined]
+        if not is_own or (self.functions is not None and code.co_name not in self.functions):
             return None
         frame.f_trace_opcodes = True
-        return self.count
+        handles_signals = True
 
-    def count(self, frame: FrameType, event: str, _argument: object) -> Callable[..., Any]:
-        # Python handles no signal between the last call of a function and its return.
-        if event == "opcode" and opname[frame.f_code.co_code[frame.f_lasti]] != "RETURN_VALUE":
-            self.left -= 1
-            if self.left < 0:
-                raise KeyboardInterrupt
-        return self.count
+        def count(frame: FrameType, event: str, _argument: object) -> Callable[..., Any]:
+            nonlocal handles_signals
+            if event == "opcode":
+                name = opname[frame.f_code.co_code[frame.f_lasti]]
+                # Python handles none where a call has raised an error, or returns to a function that returns.
+                if handles_signals and name not in ("PUSH_EXC_INFO", "RETURN_VALUE"):
+                    self.left -= 1
+                    if self.left == -1:
+                        # The handler runs here, unless the package has put it off.
+                        signal.raise_signal(signal.SIGINT)
+                handles_signals = name.startswith("CALL") or "BACKWARD" in name
+            return count
+
+        return count
 
 
-def instructions_interrupted(call: Callable[[str], vramd.Weights]) -> int:
-    """Interrupts the call before each instruction of the loader, and returns how many these are."""
+def interrupted_anywhere(
+    call: Callable[[str], T], check: Callable[[T | None], object], functions: Set[str] | None = None
+) -> int:
+    """Interrupts the call at each place of the package, and returns how many these are.
+
+    `check` is called after each interrupt with None, and with what the call returned at last.
+    """
     before = sys.gettrace()
     number = 0
     while True:
-        sys.settrace(InterruptAt(number))
+        interrupt = InterruptAt(number, functions)
+        made: list[T] = []
+        sys.settrace(interrupt)
         try:
-            made = call(f"m{number}")
+            made.append(call(f"m{number}"))
         except KeyboardInterrupt:
             number += 1
-        else:
-            sys.settrace(before)
-            made.free()
-            return number
         finally:
             sys.settrace(before)
+        # Here the traceback is gone.
+        check(made[0] if made else None)
+        if made:
+            assert interrupt.left >= 0, "no interrupt is lost"
+            return number
 
 
-def test_loader_interrupted_at_any_instruction_leaves_nothing(
+def test_loader_interrupted_anywhere_leaves_nothing(
     start: Callable[..., Daemon], tmp_path: pathlib.Path
 ) -> None:
     """Also between a call of the SDK and the statement that keeps its result."""
@@ -250,11 +277,254 @@ def test_loader_interrupted_at_any_instruction_leaves_nothing(
     daemon = start(more=f'[files]\nimmutable_paths = ["{aligned.resolve()}"]\n')
     with daemon.connect("loader") as client:
         for path in (copied, aligned / "in_place.safetensors"):
-            assert instructions_interrupted(lambda name: vramd.load(path, name=name, client=client)) > 100
+            load = partial(load_from, path, client)
+            assert interrupted_anywhere(load, free, LOADER) > 15
             eventually("all are freed", lambda: client.list() == [])
         state = {"a": torch.ones(1000), "b": torch.zeros(3)}
-        assert instructions_interrupted(lambda name: vramd.save(state, name, client=client)) > 100
+        assert interrupted_anywhere(lambda name: vramd.save(state, name, client=client), free, LOADER) > 15
         eventually("all are freed", lambda: client.list() == [])
+
+
+def load_from(path: pathlib.Path, client: vramd.Client, name: str) -> vramd.Weights:
+    return vramd.load(path, name=name, client=client)
+
+
+def free(made: vramd.Weights | None) -> None:
+    if made is not None:
+        made.free()
+
+
+@pytest.fixture
+def layers(streaming: Daemon) -> vramd.Weights:
+    """Two layers of 2 MiB, which may leave their device of 8."""
+    state = torch.nn.Sequential(*(torch.nn.Linear(724, 724, bias=False) for _ in range(2))).state_dict()
+    return vramd.save(state, "layers", client=streaming.connect(), part_size="2MiB", unpinned=True)
+
+
+def may_leave(weights: vramd.Weights) -> bool:
+    """Whether all of the device can be had by others."""
+    weights.client.allocate("8MiB", wait=20).free()
+    return weights.client.describe("layers").resident == 0
+
+
+def test_pins_interrupted_anywhere_end(layers: vramd.Weights) -> None:
+    tracebacks: list[BaseException | None] = []
+
+    def block(_name: str) -> None:
+        try:
+            with layers.pin():
+                pass
+        except KeyboardInterrupt as error:
+            # As a notebook keeps the last one.
+            tracebacks[:] = [error]
+            raise
+
+    def pair(_name: str) -> None:
+        layers.end_pin(layers.begin_pin())
+
+    for call in (block, pair):
+        assert interrupted_anywhere(call, lambda _: layers.pinned_parts() == [] or pytest.fail("pinned")) > 5
+    assert tracebacks and may_leave(layers)
+
+
+def layered() -> torch.nn.Module:
+    with vramd.torch.on_meta():
+        return torch.nn.Sequential(*(torch.nn.Linear(724, 724, bias=False) for _ in range(2)))
+
+
+@pytest.mark.parametrize("hold", [True, False])
+def test_binding_interrupted_anywhere_leaves_the_module_as_it_was(layers: vramd.Weights, hold: bool) -> None:
+    layers.unpin()
+    module = layered()
+
+    def check(bound: bool | None) -> None:
+        is_bound = [not parameter.is_meta for parameter in module.parameters()]
+        # All or none. Its last moment is when all has been done.
+        assert is_bound == [bound or is_bound[0]] * 2
+        assert is_bound[0] or not vramd.torch._unheld
+
+    def bind(_name: str) -> bool:
+        layers.bind(module, hold=hold)
+        return True
+
+    functions = {"bind", "tensor_of", "bytes_of", "held", "unheld", "content", "slots_of"}
+    assert interrupted_anywhere(bind, check, functions) > 15
+    del module
+    gc.collect()
+    assert may_leave(layers)
+
+
+def test_building_on_meta_interrupted_anywhere_is_over(daemon: Daemon) -> None:
+    def check(built: torch.nn.Module | None) -> None:
+        assert not torch.nn.Linear(2, 2).weight.is_meta, "modules of later are ordinary"
+
+    assert interrupted_anywhere(lambda _: layered(), check) > 15
+
+
+def test_movable_module_interrupted_anywhere_keeps_no_pin(layers: vramd.Weights) -> None:
+    module = layered()
+    layers.bind(module, hold=False)
+    layers.unpin()
+    x = torch.ones(1, 724)
+    with torch.no_grad():
+        with layers.pin():
+            expected = module(x)
+
+        def check(_made: object) -> None:
+            # The call that was interrupted may have kept pins; the next one has none left.
+            assert torch.equal(module(x), expected) and not layers.pinned_parts()
+
+        with vramd.torch.debug(), vramd.torch.movable(module, layers):
+            assert interrupted_anywhere(lambda _: module(x), check) > 15
+
+        def installed(_name: str) -> None:
+            with vramd.torch.movable(module, layers):
+                pass
+
+        def removed(_made: object) -> None:
+            with vramd.torch.debug(), pytest.raises(vramd.NotResident):
+                module(x)
+
+        assert interrupted_anywhere(installed, removed) > 15
+    assert not layers.pinned_parts() and may_leave(layers)
+
+
+def test_block_of_a_pool_interrupted_anywhere_is_over(full: Daemon, as_on_gpu: None) -> None:
+    handler = signal.getsignal(signal.SIGINT)
+    with full.connect() as client:
+
+        def block(_name: str) -> None:
+            with vramd.torch.pool("block", client=client, device=0):
+                assert len(MemPool.used) == 1
+
+        def check(_made: object) -> None:
+            assert not MemPool.used and not _torch_pool._open_blocks and not _torch_pool._past_blocks
+            assert signal.getsignal(signal.SIGINT) is handler
+            assert signal.set_wakeup_fd(-1) == -1
+
+        block("once")
+        descriptors = len(os.listdir("/proc/self/fd"))
+        assert interrupted_anywhere(block, check) > 15
+        assert len(os.listdir("/proc/self/fd")) == descriptors
+        vramd.torch.pool("block", client=client, device=0).close()
+        assert not hasattr(torch.cuda, "mem_get_info") or torch.cuda.mem_get_info is MEM_GET_INFO
+
+
+MEM_GET_INFO = getattr(torch.cuda, "mem_get_info", None)
+
+
+def test_free_memory_by_the_quota_interrupted_anywhere_is_over(daemon: Daemon) -> None:
+    def inside(_name: str) -> None:
+        with vramd.torch.quota_as_memory(client):
+            assert torch.cuda.mem_get_info is not MEM_GET_INFO
+
+    def check(_made: object) -> None:
+        assert torch.cuda.mem_get_info is MEM_GET_INFO
+
+    with daemon.connect() as client:
+        assert interrupted_anywhere(inside, check) > 15
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_pools_interrupted_anywhere_sleep_and_wake(full: Daemon, level: Literal[1, 2]) -> None:
+    with full.connect() as client:
+        pools = [vramd.torch.pool(tag, client=client, device=0, arena="4MiB") for tag in ("weights", "kv")]
+        driven = [Driven.of(pool) for pool in pools]
+        addresses = [each.alloc(4 * MIB) for each in driven]
+        content = [filled(address, 4096, at) for at, address in enumerate(addresses)]
+
+        def check(states: Set[bool], wakes: bool) -> None:
+            assert {pool.is_awake for pool in pools} <= states
+            vramd.torch.sleep(level)
+            client.flush()
+            eventually("the device is free", lambda: used_bytes(client) == 0)
+            assert used_bytes(client, "host") == (8 * MIB if level == 1 else 0)
+            if wakes:
+                return
+            vramd.torch.wake_up(wait=20)
+            assert level == 2 or [ctypes.string_at(address, 4096) for address in addresses] == content
+
+        both = {True, False}
+        own = {"sleep", "wake_up"}
+        assert interrupted_anywhere(lambda _: vramd.torch.sleep(level), lambda _: check(both, False), own) > 5
+
+        def wake(_name: str) -> bool:
+            vramd.torch.wake_up(wait=20)
+            return True
+
+        def woken(done: bool | None) -> None:
+            assert len({pool.is_awake for pool in pools}) == 1, "all or none"
+            check({done} if done else both, True)
+
+        vramd.torch.sleep(level)
+        assert interrupted_anywhere(wake, woken, own) > 5
+        vramd.torch.wake_up(wait=20)
+        for each, address, pool in zip(driven, addresses, pools):
+            each.free(address)
+            pool.close()
+        client.flush()
+        assert used_bytes(client) + used_bytes(client, "host") == 0
+
+
+@pytest.mark.parametrize("library", [ctypes.CDLL, ctypes.PyDLL], ids=["without the GIL", "with the GIL"])
+def test_allocation_of_pytorch_ends_by_an_interrupt(
+    full: Daemon, as_on_gpu: None, library: Callable[[str], ctypes.CDLL]
+) -> None:
+    with full.connect("holder") as holder, full.connect("waiter") as client:
+        held = holder.allocate("16MiB")
+        pool = vramd.torch.pool("waits", client=client, device=0, wait=60)
+        alloc = library(_native.__file__)[pool._native.symbols[0]]
+        alloc.restype, alloc.argtypes = ctypes.c_void_p, [ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p]
+        answers: list[int | None] = []
+
+        def three_times() -> None:
+            """As PyTorch tries again after it has given back what it caches. Between these Python runs no code."""
+            with pool:
+                answers.extend(map(alloc, [8 * MIB] * 3, [0] * 3, [None] * 3))
+
+        for _ in range(2):
+            begun = time.monotonic()
+            # Another process sends the signal: with the GIL no other thread of this one runs.
+            with subprocess.Popen(["sh", "-c", f"sleep {BEFORE}; kill -INT {os.getpid()}"]):
+                with pytest.raises(KeyboardInterrupt):
+                    three_times()
+            # The pool waits for a minute.
+            assert BEFORE <= time.monotonic() - begun < 20
+            assert answers == [None] * 3
+            answers.clear()
+        eventually("no wait is left", lambda: sizes_waiting(full) == [])
+
+        def handled_inside() -> None:
+            with pool:
+                interrupted(lambda: time.sleep(10))
+                threading.Timer(0.3, held.free).start()
+                answers.append(Driven.of(pool).alloc(8 * MIB))
+
+        handled_inside()
+        assert answers[0], "a signal that was handled ends no later allocation"
+        Driven.of(pool).free(answers[0])
+        pool.close()
+
+
+def test_allocation_waits_on_where_ctrl_c_raises_nothing(full: Daemon, as_on_gpu: None) -> None:
+    """Its handler is the program's own matter, and the allocation need not fail."""
+    calls: list[int] = []
+    with full.connect("holder") as holder, full.connect("waiter") as client:
+        held = holder.allocate("16MiB")
+        pool = vramd.torch.pool("waits", client=client, device=0, wait=60)
+        before = signal.signal(signal.SIGINT, lambda number, _frame: calls.append(number))
+        try:
+            timers = [threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)), threading.Timer(0.6, held.free)]
+            for timer in timers:
+                timer.start()
+            driven = Driven.of(pool)
+            with pool:
+                address = driven.alloc(8 * MIB)
+            assert address and calls == [signal.SIGINT]
+        finally:
+            signal.signal(signal.SIGINT, before)
+        driven.free(address)
+        pool.close()
 
 
 def test_loader_interrupted_by_a_signal_leaves_nothing(daemon: Daemon, tmp_path: pathlib.Path) -> None:

@@ -9,6 +9,7 @@ import random
 import shutil
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Literal
 
 import pytest
@@ -64,6 +65,48 @@ def filled(address: int, size: int, seed: int) -> bytes:
 def used_bytes(client: vramd.Client, tier: str = "device") -> int:
     """The tenant's charge there, without memory that the daemon may reuse at once."""
     return sum(place.used - place.cached for place in client.quota() if place.tier == tier)
+
+
+class MemPool:
+    """In place of `torch.cuda.MemPool`, which needs a GPU."""
+
+    used: list[MemPool] = []
+    """The pools that PyTorch allocates from now."""
+
+    def __init__(self, _allocator: object) -> None:
+        pass
+
+    def use_count(self) -> int:
+        return 1 + self.used.count(self)
+
+
+@contextmanager
+def use_mem_pool(pool: MemPool, _device: int) -> Iterator[None]:
+    """As in PyTorch, which has no protection of its own between these calls."""
+    MemPool.used.append(pool)
+    try:
+        yield
+    finally:
+        MemPool.used.remove(pool)
+
+
+class PluggableAllocator:
+    def __init__(self, *_names: str) -> None:
+        pass
+
+    def allocator(self) -> object:
+        return self
+
+
+@pytest.fixture
+def as_on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has PyTorch begin and end blocks of pools as it does on a GPU."""
+    for name, value in {
+        "MemPool": MemPool, "use_mem_pool": use_mem_pool, "is_available": lambda: True, "device": nullcontext,
+    }.items():  # fmt: skip
+        monkeypatch.setattr(torch.cuda, name, value, raising=False)
+    monkeypatch.setattr(torch.cuda.memory, "CUDAPluggableAllocator", PluggableAllocator, raising=False)
+    monkeypatch.setattr(_torch_pool, "_allocators", {})
 
 
 @pytest.fixture
@@ -182,6 +225,28 @@ def test_a_full_quota_is_null_and_names_tenant_and_limit(start: Callable[..., Da
         pool.free(addresses[0])
         client.flush()
         assert pool.alloc(2 * MIB), pool.refusal()
+
+
+def test_out_of_memory_names_who_holds_the_device(tiers: Daemon, client: vramd.Client, as_on_gpu: None) -> None:
+    """Also where the device is full, and no limit is reached."""
+    with tiers.connect("other") as other:
+        named = other.allocate("24MiB", name="llama")
+        unnamed = other.allocate("16MiB")
+        sizes = [other.allocate(f"{size}MiB") for size in (1, 1, 1, 1)]
+        pool = vramd.torch.pool("kv", client=client, device=0, arena="8MiB", wait=0.2)
+        address = Driven.of(pool).alloc(8 * MIB)
+        with pytest.raises(_torch_pool.OutOfMemory) as failed, pool:
+            assert Driven.of(pool).alloc(32 * MIB) == 0
+            # As PyTorch does.
+            raise _torch_pool.OutOfMemory("CUDA out of memory")
+        text = str(failed.value)
+        assert f"tenant `{client.tenant}`" in text and f"'kv' has {8 * MIB} B" in text
+        assert f"`{named.name}` of session {other.session_id} has {24 * MIB} B" in text
+        assert f"allocation {unnamed.id} of session {other.session_id} has {16 * MIB} B" in text
+        assert text.count(" of session ") == 5 and "and 2 more" in text, "the largest five"
+        Driven.of(pool).free(address)
+        pool.close()
+        del sizes
 
 
 def test_an_allocation_waits_for_eviction_of_unpinned_memory(client: vramd.Client) -> None:

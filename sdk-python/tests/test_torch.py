@@ -265,6 +265,21 @@ def test_unheld_tensors_are_stable_and_leave(streaming: Daemon, tmp_path: pathli
         assert all(torch.equal(tensors[name], tensor) for name, tensor in state.items())
 
 
+def test_pin_may_end_in_another_thread(streaming: Daemon) -> None:
+    client = streaming.connect()
+    state = {f"t{at}": torch.full((2 * MIB,), at, dtype=torch.uint8) for at in range(3)}
+    weights = vramd.save(state, "m", client=client)
+    weights.unpin()
+    pin = weights.pin()
+    pin.__enter__()
+    assert client.describe("m").resident >= 6 * MIB
+    ending = threading.Thread(target=pin.__exit__, args=(None, None, None))
+    ending.start()
+    ending.join()
+    # It fits only once nothing is pinned.
+    client.allocate("8MiB", wait=20).free()
+
+
 def test_debug_mode_names_a_tensor_used_outside_of_a_pin(saved: vramd.Weights) -> None:
     tensors = saved.tensors(hold=False)
     weight = tensors["blocks.2.inner.weight"]
@@ -350,14 +365,14 @@ def test_call_that_fails_keeps_no_pin(large: tuple[vramd.Weights, torch.nn.Modul
         with pytest.raises(RuntimeError):
             model(torch.ones(2, 3))
         # Before 2.0 PyTorch says nothing of the failure, and the next call ends the pins.
-        assert sum(weights._pins) == (0 if vramd.torch.ALWAYS_CALL else 1)
+        assert len(weights.pinned_parts()) == (0 if vramd.torch.ALWAYS_CALL else 1)
     x = torch.ones(2, 724)
     assert torch.equal(model(x), plain(x))
-    assert not any(weights._pins)
+    assert not weights.pinned_parts()
     with pytest.raises(RuntimeError):
         model(torch.ones(2, 3))
     moving.remove()
-    assert not any(weights._pins)
+    assert not weights.pinned_parts()
     eventually("all may leave", lambda: try_allocate(weights.client))
 
 
@@ -389,11 +404,11 @@ def test_threads_keep_pins_of_their_own(large: tuple[vramd.Weights, torch.nn.Mod
         thread.start()
         assert inside.wait(30)
         assert torch.equal(model(x), plain(x))
-        assert any(weights._pins), "the other thread's block is still there"
+        assert weights.pinned_parts(), "the other thread's block is still there"
         goes_on.set()
         thread.join(30)
         assert torch.equal(found[0], plain(x))
-    assert not any(weights._pins)
+    assert not weights.pinned_parts()
 
 
 def no_gradients(model: torch.nn.Module, x: torch.Tensor) -> Any:

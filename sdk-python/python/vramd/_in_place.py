@@ -119,11 +119,8 @@ class NoPin(WeightsPin):
     def __init__(self, weights: MappedWeights) -> None:
         super().__init__(weights, None, None)
 
-    def __enter__(self) -> Weights:
-        return self._weights
-
-    def __exit__(self, *_error: object) -> None:
-        pass
+    def _begin(self) -> tuple[Weights, None]:
+        return self._weights, None
 
 
 def map_checkpoint(

@@ -3,17 +3,20 @@
 import os
 from collections import abc
 from collections.abc import Callable
-from typing import Any, Literal, NoReturn, final
+from typing import Any, Generic, Literal, NoReturn, TypeVar, final
 
 from typing_extensions import Buffer, CapsuleType, Self, disjoint_base
 
 __all__ = [
     "AdvisedParts", "Allocation", "AllocationInfo", "Client", "Device", "FileCheck", "MappedFile", "Memory", "NotInPlace", "OwnQuota", "Pin", "PinSet", "Prefetch", "Pressure", "Released", "Sealed", "Sequence", "StagingBuffer", "Tensor",
     "Turn", "WorkingSet",
-    "__version__", "_Away", "_Interrupt", "_ManagedPool", "_Pool", "_PressureStream", "connect", "reasons", "socket_dir",
+    "__version__", "_Away", "_Interrupt", "_ManagedPool", "_Pool", "_PressureStream", "_Scope", "_SignalWatch", "connect", "reasons", "socket_dir",
 ]
 
 __version__: str
+
+_Value = TypeVar("_Value")
+_Begun = TypeVar("_Begun")
 
 def connect(
     name: str | None = None,
@@ -888,6 +891,30 @@ class _Interrupt:
     def set(self) -> None: ...
     def __enter__(self) -> None: ...
     def __exit__(self, *_error: object) -> None: ...
+
+@final
+class _SignalWatch:
+    """Has Ctrl-C end the allocations that the main thread makes for PyTorch, from `begin` to `end`."""
+
+    def fileno(self) -> int:
+        """Where Python is to write the numbers of signals (`signal.set_wakeup_fd`)."""
+    def begin(self) -> None: ...
+    def end(self) -> None: ...
+
+@disjoint_base
+class _Scope(Generic[_Value, _Begun]):
+    """The base of context managers whose end Ctrl-C cannot skip.
+
+    `_begin` returns the value of the `with` statement and what has begun, and undoes itself if it fails. By default these
+    are the object and nothing. `_end(self, begun, error)` gets that and the error of the block. It may be called twice,
+    and does nothing once it has been done.
+    """
+
+    def __new__(cls, *_arguments: object, **_named: object) -> Self: ...
+    def __class_getitem__(cls, _types: object) -> type[Self]: ...
+    def _begin(self) -> tuple[_Value, _Begun]: ...
+    def __enter__(self) -> _Value: ...
+    def __exit__(self, _kind: object = None, error: BaseException | None = None, _trace: object = None) -> None: ...
 
 @final
 class _PressureStream:

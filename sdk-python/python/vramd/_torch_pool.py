@@ -9,11 +9,11 @@ import atexit
 import ctypes
 import os
 import re
+import signal
 import threading
 import time
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
-from types import TracebackType
+from collections.abc import Callable, Collection
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 WAIT_SECONDS = 10.0
 ARENA = "64MiB"
+ALLOCATIONS_SHOWN = 5
+"""How many of the tenant's allocations an out-of-memory error names."""
 EXIT_SECONDS = 2.0
 """How long the end of the interpreter waits for other threads that are in a block."""
 
@@ -36,8 +38,10 @@ _EXCLUDED = re.compile(r"expandable_segments\s*:\s*true|backend\s*:\s*cudaMalloc
 _pools: dict[tuple[str, int], Pool] = {}
 _managed_pools: dict[tuple[str, int], ManagedPool] = {}
 _lock = threading.RLock()
-_open_blocks = 0
-"""How many `with` blocks of pools all threads are in."""
+_open_blocks: dict[Any, Any] = {}
+"""PyTorch's pools of the `with` blocks that all threads are in, by the context managers of PyTorch that use them."""
+_watches: dict[Any, _native._SignalWatch] = {}
+"""The watches that have Ctrl-C end the allocations of a block, by the same."""
 _is_exiting = False
 """Whether the interpreter ends, so that no further block may begin."""
 _past_blocks: list[Any] = []
@@ -45,10 +49,42 @@ _past_blocks: list[Any] = []
 _allocators: dict[str, Any] = {}
 """PyTorch's objects for the symbols. PyTorch keeps only pointers to them in segments, so they are never given up."""
 
+Handler = Callable[[int, FrameType | None], Any]
 OutOfMemory: type[RuntimeError] = getattr(torch, "OutOfMemoryError", None) or torch.cuda.OutOfMemoryError
 
 
-class Block:
+class Uninterrupted(_native._Scope[None, "Handler | None"]):
+    """A block of the main thread that Ctrl-C does not interrupt. Its handler runs at the end of the block.
+
+    PyTorch's functions in Python do not undo what they have done if they are interrupted.
+    """
+
+    _was_called = False
+
+    def _begin(self) -> tuple[None, Handler | None]:
+        before = signal.getsignal(signal.SIGINT)
+        if threading.current_thread() is not threading.main_thread() or not callable(before):
+            return None, None
+        try:
+            signal.signal(signal.SIGINT, self._keep)
+            return None, before
+        except BaseException:
+            signal.signal(signal.SIGINT, before)
+            raise
+
+    def _keep(self, _number: int, _frame: FrameType | None) -> None:
+        self._was_called = True
+
+    def _end(self, before: Handler | None, error: BaseException | None) -> None:
+        if before is None:
+            return
+        signal.signal(signal.SIGINT, before)
+        was_called, self._was_called = self._was_called, False
+        if was_called:
+            before(signal.SIGINT, None)
+
+
+class Block(_native._Scope[Any, Any]):
     """An allocator that PyTorch uses in a `with` block: what `Pool` and `ManagedPool` have in common."""
 
     def __init__(
@@ -56,7 +92,10 @@ class Block:
     ) -> None:
         self.tag, self.client = tag, client
         self._native = native
-        self._blocks = threading.local()
+
+    if TYPE_CHECKING:
+
+        def __enter__(self) -> Self: ...
 
     @property
     def device(self) -> str:
@@ -77,45 +116,47 @@ class Block:
         """Whether a tensor lies in it, on its device or not."""
         return self._native.contains(tensor.data_ptr())
 
-    def __enter__(self) -> Self:
-        global _open_blocks
+    def _begin(self) -> tuple[Self, Any]:
         check_settings()
         if not hasattr(torch.cuda, "MemPool") or not torch.cuda.is_available():
             raise RuntimeError(
                 f"PyTorch {torch.__version__} cannot allocate from a pool: that needs PyTorch 2.7 or later, and a GPU"
             )
-        with _lock, torch.cuda.device(self.ordinal):
-            if _is_exiting:
-                raise RuntimeError("the interpreter ends, and no block of a pool can begin")
-            # One for each block: PyTorch returns what it caches in such a pool only when the pool ends.
-            mempool = torch.cuda.MemPool(self._allocator())
-            inside = torch.cuda.use_mem_pool(mempool, self.ordinal)
-            inside.__enter__()
-            _open_blocks += 1
-            self._stack().append((inside, mempool))
-        return self
+        inside: Any = None
+        raises = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        try:
+            with Uninterrupted(), _lock, torch.cuda.device(self.ordinal):
+                if _is_exiting:
+                    raise RuntimeError("the interpreter ends, and no block of a pool can begin")
+                # One for each block: PyTorch returns what it caches in such a pool only when the pool ends.
+                mempool = torch.cuda.MemPool(self._allocator())
+                inside = torch.cuda.use_mem_pool(mempool, self.ordinal)
+                inside.__enter__()
+                _open_blocks[inside] = mempool
+                del mempool
+                if raises and threading.current_thread() is threading.main_thread():
+                    watch_signals(inside)
+            return self, inside
+        except BaseException:
+            self._leave(inside)
+            raise
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        global _open_blocks
-        with _lock:
-            inside, mempool = self._stack().pop()
-            _open_blocks -= 1
-            _past_blocks.append(mempool)
-            inside.__exit__(None, None, None)
-            del inside, mempool
-            end_past_blocks()
+    def _end(self, inside: Any, error: BaseException | None) -> None:
+        self._leave(inside)
         refusal = self._native.take_refusal()
-        if isinstance(error, OutOfMemory) and refusal is not None:
+        # Python raises a `KeyboardInterrupt` for the one that was interrupted.
+        if isinstance(error, OutOfMemory) and refusal is not None and not isinstance(refusal, InterruptedError):
             raise OutOfMemory(self._explain(refusal)) from refusal
 
-    def _stack(self) -> list[tuple[Any, Any]]:
-        """The blocks that this thread is in."""
-        stack: list[tuple[Any, Any]] | None = getattr(self._blocks, "stack", None)
-        if stack is None:
-            stack = self._blocks.stack = []
-        return stack
+    def _leave(self, inside: Any) -> None:
+        with Uninterrupted(), _lock:
+            if inside in _open_blocks:
+                inside.__exit__(None, None, None)
+                _past_blocks.append(_open_blocks.pop(inside))
+                watch = _watches.pop(inside, None)
+                if watch is not None:
+                    end_watch(watch)
+                end_past_blocks()
 
     def _allocator(self) -> Any:
         alloc, free = self._native.symbols
@@ -127,7 +168,26 @@ class Block:
     def _explain(self, refusal: BaseException) -> str:
         pools: list[Block] = [*_pools.values(), *_managed_pools.values()]
         held = [f"{pool.tag!r} has {pool.nbytes} B" for pool in pools if pool.device == self.device]
-        return f"pool {self.tag!r}: {refusal} (tenant `{self.client.tenant}`; of this process's pools there, {', '.join(held)})"
+        return (
+            f"pool {self.tag!r}: {refusal} (tenant `{self.client.tenant}`; of this process's pools there, {', '.join(held)}; "
+            f"of the tenant's allocations there, {self._largest_allocations()})"
+        )
+
+    def _largest_allocations(self) -> str:
+        """The allocations of the tenant that have most of the device now."""
+        try:
+            infos = [info for info in self.client.list() if info.device == self.device and info.resident]
+        except Error as error:
+            return f"nothing is known: {error}"
+        infos.sort(key=lambda info: -info.resident)
+        shown = [
+            (f"`{info.name}`" if info.name else f"allocation {info.id}")
+            + (f" of session {info.owner_session}" if info.owner_session is not None else "")
+            + f" has {info.resident} B"
+            for info in infos[:ALLOCATIONS_SHOWN]
+        ]
+        more = len(infos) - len(shown)
+        return ", ".join(shown or ["none is resident"]) + (f" and {more} more" if more else "")
 
     def trim(self) -> None:
         """Gives back the memory that PyTorch caches and that no tensor uses. The end of a `with` block does so too.
@@ -167,12 +227,9 @@ class Pool(Block):
             torch.cuda.synchronize(self.ordinal)
             # Bytes that no tensor has would be copied.
             self.trim()
-        try:
-            self._arenas.sleep(level == 2)
-        finally:
-            if not self.is_awake:
-                # Discarded bytes stay discarded, whatever level comes next.
-                self._level = level if was_awake else max(level, self._level)
+        # Before, so that Ctrl-C cannot come in between. Discarded bytes stay discarded, whatever level comes next.
+        self._level = level if was_awake else max(level, self._level)
+        self._arenas.sleep(level == 2)
 
     def wake_up(self, wait: float = WAIT_SECONDS) -> None:
         """See `vramd.torch.wake_up`."""
@@ -273,6 +330,25 @@ def managed_pool(
     return made
 
 
+def watch_signals(inside: Any) -> None:
+    """Has Ctrl-C end the allocations of a block, unless a library uses Python's descriptor for signals: `asyncio` does."""
+    watch = _native._SignalWatch()
+    before = signal.set_wakeup_fd(watch.fileno(), warn_on_full_buffer=False)
+    if before != -1:
+        # Also of a block around this one.
+        signal.set_wakeup_fd(before)
+        return
+    watch.begin()
+    _watches[inside] = watch
+
+
+def end_watch(watch: _native._SignalWatch) -> None:
+    watch.end()
+    current = signal.set_wakeup_fd(-1)
+    if current not in (-1, watch.fileno()):
+        signal.set_wakeup_fd(current)
+
+
 def end_past_blocks() -> bool:
     """Ends PyTorch's pools of past blocks, which returns the segments that they cache; their tensors stay valid.
 
@@ -370,30 +446,36 @@ def asleep_with(tensor: torch.Tensor) -> Pool | None:
     return next((each for each in all_pools() if not each.is_awake and each.contains(tensor)), None)
 
 
-@contextmanager
-def quota_as_memory(client: _native.Client | None = None) -> Iterator[None]:
+class quota_as_memory(_native._Scope[None, "list[tuple[Any, Any]]"]):
     """Inside, `torch.cuda.mem_get_info` answers by the quota of the client's tenant: what it can get now, and its limit.
 
     Programs that size themselves by the free memory then stay within the quota.
     """
-    own = client if client is not None else shared_client()
-    modules = [module for module in (torch.cuda, torch.cuda.memory) if hasattr(module, "mem_get_info")]
-    before = [module.mem_get_info for module in modules]
 
-    def by_quota(device: int | torch.device | str | None = None) -> tuple[int, int]:
-        uuid = _native._Pool.uuid_of(own, device_number(device))
-        for place in own.quota():
+    def __init__(self, client: _native.Client | None = None) -> None:
+        self._client = client if client is not None else shared_client()
+
+    def _begin(self) -> tuple[None, list[tuple[Any, Any]]]:
+        modules = [module for module in (torch.cuda, torch.cuda.memory) if hasattr(module, "mem_get_info")]
+        before = [(module, module.mem_get_info) for module in modules]
+        try:
+            for module in modules:
+                setattr(module, "mem_get_info", self._by_quota)
+            return None, before
+        except BaseException:
+            self._end(before, None)
+            raise
+
+    def _end(self, before: list[tuple[Any, Any]], error: BaseException | None) -> None:
+        for module, original in before:
+            setattr(module, "mem_get_info", original)
+
+    def _by_quota(self, device: int | torch.device | str | None = None) -> tuple[int, int]:
+        uuid = _native._Pool.uuid_of(self._client, device_number(device))
+        for place in self._client.quota():
             if place.device == uuid and place.tier == "device":
                 return place.free, min(place.limit, place.capacity)
         raise FailedPrecondition(f"the daemon has no quota for device {uuid}")
-
-    for module in modules:
-        setattr(module, "mem_get_info", by_quota)
-    try:
-        yield
-    finally:
-        for module, original in zip(modules, before):
-            setattr(module, "mem_get_info", original)
 
 
 def keep_for_ever(value: object) -> None:
@@ -423,10 +505,17 @@ def _keep_past_blocks() -> None:
 
 def _forget_pools() -> None:
     """A forked child makes pools of its own, and another thread of its parent may have had the lock."""
-    global _lock, _open_blocks
-    _lock, _open_blocks = threading.RLock(), 0
+    global _lock
+    _lock = threading.RLock()
     # CUDA cannot be used there.
+    for inside, mempool in _open_blocks.items():
+        keep_for_ever(inside)
+        keep_for_ever(mempool)
+    _open_blocks.clear()
     _keep_past_blocks()
+    for watch in _watches.values():
+        end_watch(watch)
+    _watches.clear()
     _pools.clear()
     _managed_pools.clear()
 

@@ -21,7 +21,6 @@ import traceback
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -119,9 +118,9 @@ def unheld(weights: Weights, name: str, entry: Entry) -> torch.Tensor:
             raw = torch.frombuffer(source, dtype=torch.uint8)
     source.weights = weights
     key = storage_of(raw)
-    _unheld[key] = (weights, name)
-    # PyTorch keeps the source for as long as the storage lives.
+    # PyTorch keeps the source for as long as the storage lives. No entry is made that nothing would remove.
     weakref.finalize(source, _unheld.pop, key, None)
+    _unheld[key] = (weights, name)
     return raw
 
 
@@ -186,10 +185,15 @@ def bind(
             made = slot.content(weights, found.get(id(slot.old)), device)
             if made is not None:
                 new[id(slot.old)] = made
-    for slot in slots:
-        if id(slot.old) in new:
+    replaced = [slot for slot in slots if id(slot.old) in new]
+    try:
+        for slot in replaced:
             # As an attribute: recurrent modules keep a list of their own.
             setattr(slot.owner, slot.key, new[id(slot.old)])
+    except BaseException:
+        for slot in replaced:
+            setattr(slot.owner, slot.key, slot.old)
+        raise
 
 
 def unmatched(
@@ -252,23 +256,31 @@ def listed(names: Sequence[str]) -> str:
     return f"{shown} and {len(names) - 5} more" if len(names) > 5 else shown or "nothing"
 
 
+Moved = dict[int, tuple[torch.nn.Parameter, torch.nn.Parameter]]
+"""Parameters that were replaced by others on `meta`, by the identity of the first."""
+
 _building = threading.local()
 _patch_lock = threading.Lock()
 _register: Callable[..., None] | None = None
 
 
-@contextmanager
-def on_meta() -> Iterator[None]:
+class on_meta(_native._Scope[None, "Moved | None"]):
     """Modules that this thread builds inside have their parameters on the device `meta`, which takes no memory.
 
     Their buffers are real, since a checkpoint often lacks them.
     """
-    _patch_register_parameter()
-    before = getattr(_building, "moved", None)
-    _building.moved = {} if before is None else before
-    try:
-        yield
-    finally:
+
+    def _begin(self) -> tuple[None, Moved | None]:
+        _patch_register_parameter()
+        before: Moved | None = getattr(_building, "moved", None)
+        try:
+            _building.moved = {} if before is None else before
+            return None, before
+        except BaseException:
+            _building.moved = before
+            raise
+
+    def _end(self, before: Moved | None, error: BaseException | None) -> None:
         _building.moved = before
 
 
@@ -282,7 +294,7 @@ def _patch_register_parameter() -> None:
 
         def register(module: torch.nn.Module, name: str, param: torch.nn.Parameter | None) -> None:
             # A parameter that is registered twice is moved once.
-            moved: dict[int, tuple[torch.nn.Parameter, torch.nn.Parameter]] | None = getattr(_building, "moved", None)
+            moved: Moved | None = getattr(_building, "moved", None)
             original(module, name, param)
             if moved is None or param is None or param.is_meta:
                 return
@@ -295,7 +307,7 @@ def _patch_register_parameter() -> None:
         torch.nn.Module.register_parameter = register
 
 
-class Movable:
+class Movable(_native._Scope["Movable", None]):
     """A module whose blocks are on the device while they compute, and may leave in between (`movable`)."""
 
     def __init__(self, module: torch.nn.Module, weights: Weights, blocks: Sequence[torch.nn.Module]) -> None:
@@ -307,8 +319,11 @@ class Movable:
         self._passes, self._pass, self._begun = 0, -1, -1
         self._pins = threading.local()
         self._hooks: list[Any] = []
+        self._is_installed = False
+        """Otherwise its hooks do nothing. Ctrl-C may lose the handle that would remove one."""
 
     def install(self) -> None:
+        self._is_installed = True
         for at, block in enumerate(self.blocks):
             self._hook(block, self._ranges[at], partial(self._begin_step, at))
         self._hook(self.module, ranges_of(self.weights, parameters_outside(self.module, self.blocks)), self._begin_pass)
@@ -331,11 +346,15 @@ class Movable:
 
     def remove(self) -> None:
         """Removes the hooks, and ends the sequence. The module then computes only inside of `weights.pin()`."""
+        self._is_installed = False
         self.end_sequence()
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
         self._end_all()
+
+    def _end(self, begun: None, error: BaseException | None) -> None:
+        self.remove()
 
     def _begin_pass(self) -> None:
         # The blocks of a call that raised an error have not ended where PyTorch does not say so.
@@ -356,19 +375,22 @@ class Movable:
 
     def _hook(self, module: torch.nn.Module, ranges: list[range], begun: Callable[[], None]) -> None:
         def begin(*_call: object) -> None:
+            if not self._is_installed:
+                return
             begun()
-            pins: list[_native.Pin] = []
-            self._stack().append(pins)
+            stack = self._stack()
+            stack.append([])
             for parts in ranges:
-                pins.append(self.weights.begin_pin(parts))
+                stack[-1].append(self.weights.begin_pin(parts))
 
         def end(*_call: object) -> None:
             if self._stack():
-                self._end(self._stack().pop())
+                self._end_last()
 
-        # Since PyTorch 2.0 the second is called for a call that raised an error too.
+        # Since PyTorch 2.0 the second is called for a call that raised an error too, but not after Ctrl-C.
         always = {"always_call": True} if ALWAYS_CALL else {}
-        self._hooks += [module.register_forward_pre_hook(begin), module.register_forward_hook(end, **always)]
+        self._hooks.append(module.register_forward_pre_hook(begin))
+        self._hooks.append(module.register_forward_hook(end, **always))
 
     def _stack(self) -> list[list[_native.Pin]]:
         """The pins of the blocks that compute in this thread now, from the whole module down."""
@@ -379,17 +401,19 @@ class Movable:
 
     def _end_all(self) -> None:
         while self._stack():
-            self._end(self._stack().pop())
+            self._end_last()
 
-    def _end(self, pins: list[_native.Pin]) -> None:
-        while pins:
-            self.weights.end_pin(pins.pop())
-
-    def __enter__(self) -> Movable:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self.remove()
+    def _end_last(self) -> None:
+        """Ends the pins of the innermost block. After Ctrl-C the next call ends those that are left."""
+        stack = self._stack()
+        try:
+            while stack[-1]:
+                self.weights.end_pin(stack[-1][-1])
+                stack[-1].pop()
+        except Exception:
+            stack.pop()
+            raise
+        stack.pop()
 
     def __repr__(self) -> str:
         return f"<vramd.torch.Movable {type(self.module).__name__}: {len(self.blocks)} blocks of {self.weights!r}>"
@@ -416,11 +440,15 @@ def movable(
         raise TypeError(f"{weights!r} is read in place: its files never leave, so there is nothing to bring back")
     chosen = list(blocks) if blocks is not None else longest_list(module)
     made = Movable(module, weights, chosen)
-    if passes is not None and len(made._steps) > 1:
-        made.declare(passes)
-    made.install()
-    weights.unpin()
-    return made
+    try:
+        if passes is not None and len(made._steps) > 1:
+            made.declare(passes)
+        made.install()
+        weights.unpin()
+        return made
+    except BaseException:
+        made.remove()
+        raise
 
 
 def longest_list(module: torch.nn.Module) -> list[torch.nn.Module]:

@@ -22,6 +22,7 @@ import struct
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import astuple
@@ -84,7 +85,8 @@ class Weights:
         """The texts that the checkpoint's author left in it (`format`, …)."""
         self._entries, self.metadata, self._sources = read_index(memory)
         self._lock = threading.Lock()
-        self._pins = [0] * memory.part_count
+        self._pins: weakref.WeakSet[_native.Pin] = weakref.WeakSet()
+        """The pins of `begin_pin`. They are not counted, so that none can be taken without being counted."""
         self._part_bytes: int | None = None
         self.copied_because: str | None = None
         """Why `load` did not have the device read the files in place, although it was asked to or could have: a reason
@@ -243,27 +245,51 @@ class Weights:
 
     def begin_pin(self, parts: range | None = None, *, wait: float | None = None) -> _native.Pin:
         """Pins parts for code that cannot use a `with` block; `end_pin` ends it. The default is all parts."""
-        pin = self.memory.pin(parts=parts, wait=wait)
-        with self._lock:
-            for part in pin.parts:
-                self._pins[part] += 1
-        return pin
+        pin: _native.Pin | None = None
+        try:
+            pin = self.memory.pin(parts=parts, wait=wait)
+            with self._lock:
+                self._pins.add(pin)
+            return pin
+        except BaseException:
+            if pin is not None:
+                # The traceback would keep it.
+                pin.release()
+                self._pins.discard(pin)
+            raise
 
     def end_pin(self, pin: _native.Pin) -> None:
-        """Ends a pin of `begin_pin` once the work is done that PyTorch's current stream was given so far."""
-        parts = pin.parts
+        """Ends a pin of `begin_pin` once the work is done that PyTorch's current stream was given so far.
+
+        It does nothing for a pin that has ended. After Ctrl-C the call may be made again.
+        """
         ours = sys.modules.get("vramd.torch")
         if ours is None or not self.memory.is_device_memory:
             pin.release()
-        else:
+        elif not pin.is_released:
             pin.unpin_after(ours.current_stream(self))
         with self._lock:
-            for part in parts:
-                self._pins[part] -= 1
+            self._pins.discard(pin)
 
     def is_pinned(self, name: str) -> bool:
-        """Whether a pin of `pin` or `begin_pin` has all parts of a tensor on the device."""
-        return all(self._pins[part] for part in self.parts_of(name))
+        """Whether pins of `pin` or `begin_pin` have all parts of a tensor on the device."""
+        parts = self.parts_of(name)
+        pinned_to = parts.start
+        for pinned in sorted(self.pinned_parts(), key=lambda pinned: pinned.start):
+            if pinned.start <= pinned_to:
+                pinned_to = max(pinned_to, pinned.stop)
+        return pinned_to >= parts.stop
+
+    def pinned_parts(self) -> list[range]:
+        """The parts of each pin of `pin` or `begin_pin` that has not ended."""
+        with self._lock:
+            pins = list(self._pins)
+        found = []
+        for pin in pins:
+            # Another thread may end it at any time.
+            with contextlib.suppress(HandleClosed):
+                found.append(pin.parts)
+        return found
 
     def unpin(self) -> None:
         """Lets the memory leave the device whenever no pin and no tensor that holds it uses it."""
@@ -281,19 +307,18 @@ class Weights:
         return f"<vramd.Weights {self.name or self.memory.id}: {len(self)} tensors, {readable(self.nbytes)}>"
 
 
-class WeightsPin:
+class WeightsPin(_native._Scope["Weights", "_native.Pin | None"]):
     """A block in which all tensors of `Weights` are on the device."""
 
     def __init__(self, weights: Weights, parts: range | None, wait: float | None) -> None:
         self._weights, self._parts, self._wait = weights, parts, wait
-        self._pins: list[_native.Pin] = []
 
-    def __enter__(self) -> Weights:
-        self._pins.append(self._weights.begin_pin(self._parts, wait=self._wait))
-        return self._weights
+    def _begin(self) -> tuple[Weights, _native.Pin | None]:
+        return self._weights, self._weights.begin_pin(self._parts, wait=self._wait)
 
-    def __exit__(self, *_error: object) -> None:
-        self._weights.end_pin(self._pins.pop())
+    def _end(self, pin: _native.Pin | None, error: BaseException | None) -> None:
+        if pin is not None:
+            self._weights.end_pin(pin)
 
 
 NATIVE = {

@@ -6,6 +6,7 @@ mod arena;
 mod managed;
 mod pool;
 mod symbols;
+mod watch;
 
 use std::{process, sync::Arc};
 
@@ -20,6 +21,7 @@ use crate::{
 };
 pub(crate) use managed::ManagedPoolObject;
 use pool::{Pool, Settings};
+pub(crate) use watch::SignalWatch;
 
 /// The native half of `vramd.torch.Pool`.
 #[pyclass(frozen, module = "vramd._native", name = "_Pool")]

@@ -2,7 +2,7 @@
 //!
 //! PyTorch passes no context to them, and any thread may allocate from a pool. So the symbol itself says which pool is
 //! meant. They take no GIL, call no Python, and do not panic: a failure is a null pointer, and its reason stays with the
-//! pool (`Pool::take_refusal`).
+//! pool (`Pool::take_refusal`). Ctrl-C ends them too (`watch`).
 
 #![allow(unsafe_code, reason = "symbols of a C interface have names of their own")]
 
@@ -17,6 +17,8 @@ use std::{
 };
 
 use pyo3::{PyResult, exceptions::PyRuntimeError};
+
+use super::watch::heeding_signals;
 
 /// The allocator behind a pair of symbols. It takes no GIL.
 pub(super) trait Allocator: Send + Sync {
@@ -79,7 +81,8 @@ fn pool_of(number: usize) -> Option<Arc<dyn Allocator>> {
 
 fn alloc(number: usize, size: isize, device: c_int, stream: *mut c_void) -> *mut c_void {
     let stream = stream.addr() as u64;
-    let address = catch_unwind(|| pool_of(number)?.alloc(size, device, stream)).ok().flatten();
+    let allocate = || pool_of(number)?.alloc(size, device, stream);
+    let address = catch_unwind(|| heeding_signals(allocate)).ok().flatten();
     ptr::with_exposed_provenance_mut(address.unwrap_or(0))
 }
 

@@ -60,13 +60,13 @@ class SharedModule:
 
     def sleep(self) -> None:
         """Lets the parameters leave the device once no other process has them pinned. They are lost in no case."""
-        pin, self._pin = self._pin, None
-        if pin is not None:
-            self.weights.end_pin(pin)
+        if self._pin is not None:
+            self.weights.end_pin(self._pin)
+            self._pin = None
 
     def wake_up(self) -> None:
         """Returns when the parameters are on the device."""
-        if self._pin is None:
+        if self._pin is None or self._pin.is_released:
             self._pin = self.weights.begin_pin()
 
     def close(self) -> None:
