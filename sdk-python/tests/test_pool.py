@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import pathlib
 import random
 import shutil
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Literal
 
 import pytest
 import torch
 import vramd
 import vramd.torch
-from conftest import MIB, TARGET, Daemon, eventually
+from conftest import MIB, TARGET, Daemon, eventually, stop
 from vramd import _native, _torch_pool
 from vramd.errors import FailedPrecondition
 
@@ -486,6 +489,71 @@ def test_a_dead_daemon_is_null_with_a_reason(tiers: Daemon) -> None:
     pool.free(address)
 
 
+@contextmanager
+def killed_meanwhile(daemon: Daemon) -> Iterator[None]:
+    """A call inside cannot be answered: the daemon is stopped, and killed during the call. It must end soon."""
+    stop(daemon.pid)
+    timer = threading.Timer(0.3, daemon.kill)
+    timer.start()
+    begun = time.monotonic()
+    try:
+        yield
+    finally:
+        timer.join()
+    assert 0.3 <= time.monotonic() - begun < 10
+
+
+def test_daemon_killed_in_mid_call_is_told(start: Callable[..., Daemon]) -> None:
+    # The first client of a process opens descriptors that stay.
+    with start().connect() as client:
+        client.allocate(MIB).free()
+    for call in ("allocate", "alloc", "sleep", "discard", "wake_up"):
+        daemon = start(memory="64MiB", more='[memory]\nhost_size = "256MiB"\n')
+        before = open_files()
+        client, holder = daemon.connect(), daemon.connect()
+        pool = Driven(client, wait=60)
+        address = pool.alloc(8 * MIB)
+        content = filled(address, 8 * MIB, 1)
+        if call == "wake_up":
+            pool.native.sleep(False)
+        if call in ("allocate", "alloc"):
+            # The call is in the line when the daemon ends, and not on its way.
+            held = holder.allocate("56MiB")
+            timer = threading.Timer(0.5, daemon.kill)
+            timer.start()
+            begun = time.monotonic()
+            if call == "alloc":
+                assert pool.alloc(16 * MIB) == 0
+                assert isinstance(pool.native.take_refusal(), vramd.BrokerGone)
+            else:
+                with pytest.raises(vramd.BrokerGone):
+                    client.allocate("16MiB", wait=60)
+            assert 0.5 <= time.monotonic() - begun < 10
+            timer.join()
+            del held
+        else:
+            with killed_meanwhile(daemon), pytest.raises(vramd.BrokerGone):
+                pool.native.wake_up(60) if call == "wake_up" else pool.native.sleep(call == "discard")
+        if pool.native.is_awake:
+            assert ctypes.string_at(address, 8 * MIB) == content
+        pool.free(address)
+        pool.native.close()
+        client.close()
+        holder.close()
+        del pool, client, holder
+        eventually("all of these are closed", partial(has_at_most, before))
+
+
+def open_files() -> int:
+    """The descriptors of memory, sockets and files. The Rust SDK's threads have eventfds of their own."""
+    links = (os.path.realpath(f"/proc/self/fd/{number}") for number in os.listdir("/proc/self/fd"))
+    return sum("eventfd" not in link for link in links)
+
+
+def has_at_most(count: int) -> bool:
+    return open_files() <= count
+
+
 FORK = """
 import ctypes, os, sys
 sys.path.insert(0, sys.argv[1])
@@ -654,6 +722,72 @@ except KeyboardInterrupt:
     assert tiers.run(source, pathlib.Path(__file__).parent) == "done\n"
 
 
+def trace() -> list[tuple[str, int, int, int]]:
+    """Calls that PyTorch makes to a pool's allocator: `alloc` or `free`, the size, the stream, and the segment."""
+    if TRACE.exists():
+        calls: list[tuple[str, int, int, int]] = json.loads(TRACE.read_text())["calls"]
+        return calls
+    return list(made_trace())
+
+
+def made_trace() -> Iterator[tuple[str, int, int, int]]:
+    """The same form: small segments of 2 MiB, larger ones of 20 MiB, and exact ones, on two streams."""
+    dice = random.Random(29)
+    live: dict[int, int] = {}
+    for segment in range(200):
+        size = dice.choice([2, 2, 20, 22, 34]) * MIB
+        while live and sum(live.values()) + size > 160 * MIB:
+            freed = dice.choice(list(live))
+            yield "free", live.pop(freed), freed % 2, freed
+        live[segment] = size
+        yield "alloc", size, segment % 2, segment
+    for segment, size in live.items():
+        yield "free", size, segment % 2, segment
+
+
+TRACE = pathlib.Path(__file__).parent / "data" / "torch_trace.json"
+
+
+def replay(client: vramd.Client) -> None:
+    """Segments are aligned, do not overlap, and all memory is given back at the end."""
+    pool = Driven(client, arena="64MiB")
+    live: dict[int, tuple[int, int]] = {}
+    for call, size, _stream, segment in trace():
+        if call == "free":
+            assert live[segment][1] == size
+            pool.free(live.pop(segment)[0])
+            continue
+        address = pool.alloc(size)
+        assert address and address % (2 * MIB) == 0, pool.refusal()
+        assert all(address + size <= start or start + length <= address for start, length in live.values())
+        live[segment] = address, size
+        assert pool.native.used == sum(-(-length // (2 * MIB)) * 2 * MIB for _, length in live.values())
+    client.flush()
+    assert not live and pool.native.nbytes == 0
+    eventually("the memory is given back", lambda: used_bytes(client) == 0)
+
+
+def most_bytes() -> int:
+    held = most = 0
+    for call, size, _, _ in trace():
+        held += size if call == "alloc" else -size
+        most = max(most, held)
+    return most
+
+
+def test_calls_of_pytorch_are_replayed(start: Callable[..., Daemon]) -> None:
+    with start(memory=f"{most_bytes() // MIB + 256}MiB").connect() as client:
+        replay(client)
+
+
+def test_calls_of_pytorch_are_replayed_on_device_memory(
+    start: Callable[..., Daemon], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon = on_fake(start, tmp_path, monkeypatch, devices=1, memory=most_bytes() // MIB + 256)
+    source = "import sys; sys.path.insert(0, sys.argv[1])\nimport vramd\nfrom test_pool import replay\nreplay(vramd.connect())"
+    assert daemon.run(source, pathlib.Path(__file__).parent) == ""
+
+
 ON_FAKE = """
 import ctypes, os, sys
 sys.path.insert(0, sys.argv[1])
@@ -708,16 +842,23 @@ print("done")
 """
 
 
-def test_pools_on_device_memory_sleep_and_wake_at_their_addresses(
-    start: Callable[..., Daemon], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def on_fake(
+    start: Callable[..., Daemon], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, *, devices: int, memory: int
+) -> Daemon:
+    """A daemon on CUDA without a GPU, with devices of so many MiB."""
     library = tmp_path / "libcuda.so.1"
     shutil.copy(TARGET / "debug" / "libfake_cuda.so", library)
-    script = f"node = pool-{os.getpid()}-{tmp_path.name}\ndevices = 2\nmemory_mib = 256\n"
+    script = f"node = pool-{os.getpid()}-{tmp_path.name}\ndevices = {devices}\nmemory_mib = {memory}\n"
     (tmp_path / "libcuda.so.1.script").write_text(script)
-    daemon = start(
+    monkeypatch.setenv("VRAMD_LIBCUDA", str(library))
+    return start(
         driver=f'kind = "cuda"\n[driver.cuda]\nlibrary = "{library}"\nnvml_library = "{library}"\n',
         more='[memory]\nmargin = "0"\nsessions_reserved = 0\nhost_size = "256MiB"\n',
     )
-    monkeypatch.setenv("VRAMD_LIBCUDA", str(library))
+
+
+def test_pools_on_device_memory_sleep_and_wake_at_their_addresses(
+    start: Callable[..., Daemon], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon = on_fake(start, tmp_path, monkeypatch, devices=2, memory=256)
     assert daemon.run(ON_FAKE, pathlib.Path(__file__).parent) == "done\n"

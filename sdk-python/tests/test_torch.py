@@ -127,16 +127,68 @@ class Squares(torch.utils.data.Dataset[int]):
         return at * at
 
 
-def test_forked_workers_load_data_beside_a_client(
-    trained: Model, saved: vramd.Weights, client: vramd.Client
+class Rows(Squares):
+    """Data of an allocation, which each worker attaches by its name."""
+
+    weights: vramd.Weights | None = None
+
+    def __getitem__(self, at: int) -> Any:
+        if self.weights is None:
+            self.weights = vramd.Weights.attach("model")
+        return self.weights.tensors()["embed.weight"][at].clone()
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_workers_load_data_beside_a_client(
+    trained: Model, saved: vramd.Weights, client: vramd.Client, daemon: Daemon, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
+    for name, value in daemon.environment.items():
+        monkeypatch.setenv(name, value)
     model, tensors = on_meta(), saved.tensors()
     saved.bind(model)
-    loader = torch.utils.data.DataLoader(Squares(), batch_size=4, num_workers=2, multiprocessing_context="fork")
-    for _ in range(2):
-        assert torch.cat(list(loader)).tolist() == [at * at for at in range(16)]
+    squares, rows = (
+        torch.utils.data.DataLoader(data, batch_size=4, num_workers=2, multiprocessing_context=method)
+        for data in (Squares(), Rows())
+    )
+    # A spawned worker imports PyTorch, which takes seconds.
+    for _ in range(2 if method == "fork" else 1):
+        assert torch.cat(list(squares)).tolist() == [at * at for at in range(16)]
         assert torch.equal(model(TOKENS), trained(TOKENS)), "the parent's memory stands"
+    assert torch.equal(torch.cat(list(rows)), trained.embed.weight[:16])
+    eventually("the workers' sessions have ended", lambda: client.describe("model").mapper_count <= 1)
     assert client.is_connected and torch.equal(tensors["embed.weight"], trained.embed.weight)
+
+
+TEARDOWN = """
+import gc, sys
+sys.path.insert(0, sys.argv[1])
+import torch
+import vramd, vramd.torch
+from test_torch import TOKENS, on_meta
+alive = {"client": vramd.connect("ends")}
+alive["weights"] = vramd.Weights.attach("model", client=alive["client"])
+alive["module"] = on_meta()
+alive["weights"].bind(alive["module"])
+with torch.no_grad():
+    expected = alive["module"](TOKENS)
+    for name in sys.argv[2:]:
+        gone = alive.pop(name)
+        if name == "client":
+            gone.close()
+        del gone
+        gc.collect()
+        if "module" in alive:
+            assert torch.equal(alive["module"](TOKENS), expected)
+print("done", flush=True)
+"""
+
+
+@pytest.mark.parametrize("order", ["", "weights", "client", "client weights", "weights client module", "module client"])
+def test_module_may_outlive_weights_client_and_interpreter(
+    saved: vramd.Weights, daemon: Daemon, order: str
+) -> None:
+    assert daemon.run(TEARDOWN, pathlib.Path(__file__).parent, *order.split()) == "done\n"
+    eventually("its session has ended", lambda: saved.client.describe("model").mapper_count <= 1)
 
 
 def test_module_on_meta_computes_the_same_once_bound(trained: Model, saved: vramd.Weights) -> None:

@@ -9,7 +9,9 @@ import pathlib
 import signal
 import struct
 import subprocess
+import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -97,6 +99,64 @@ def test_shards_become_one_allocation(client: vramd.Client, sharded: pathlib.Pat
     unnamed = vramd.load(str(sharded), client=client)
     assert is_whole(unnamed) and unnamed.name is None
     assert len(client.list()) == 3
+
+
+def test_the_same_tensors_have_the_same_digest(
+    client: vramd.Client, model: pathlib.Path, sharded: pathlib.Path
+) -> None:
+    whole, shards = (vramd.load(source, client=client) for source in (model, sharded))
+    assert whole.digests() == {
+        name: f"sha256:{hashlib.sha256(array.tobytes()).hexdigest()}" for name, array in LAYERS.items()
+    }
+    assert whole.content_digest() == shards.content_digest() and whole.digest != shards.digest
+    seen = {whole.content_digest()}
+    for change in (
+        {"step": np.array(8, np.int64)},
+        {"step": np.array(7, np.uint64)},
+        {"step": np.array([7], np.int64)},
+        {"other": np.array(1)},
+    ):
+        safetensors.numpy.save_file(LAYERS | change, model)
+        seen.add(vramd.load(model, client=client).content_digest())
+    assert len(seen) == 5, "bytes, types, shapes and names count"
+
+
+def test_load_with_a_closed_client_is_refused(daemon: Daemon, model: pathlib.Path) -> None:
+    client = daemon.connect()
+    client.close()
+    with pytest.raises(vramd.HandleClosed):
+        vramd.load(model, client=client)
+
+
+def test_progress_without_tqdm_is_a_line(
+    client: vramd.Client, model: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "tqdm", None)
+    weights = vramd.load(model, client=client, progress=True)
+    total = vramd.weights.readable(weights.nbytes)
+    assert capsys.readouterr().err.endswith(f"\rvramd.load: {total} of {total}\n")
+
+
+def test_daemon_killed_in_mid_load_is_told(daemon: Daemon, tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "large.safetensors"
+    safetensors.numpy.save_file({"x": np.zeros(40 * MIB, np.uint8)}, path)
+    with daemon.connect() as client:
+        # The first one of a process opens descriptors that stay.
+        vramd.load(path, client=client).free()
+    before = len(os.listdir("/proc/self/fd"))
+    killed: list[int] = []
+
+    def kill(done: int, _total: int) -> None:
+        if not killed:
+            killed.append(done)
+            daemon.kill()
+
+    with daemon.connect() as client:
+        begun = time.monotonic()
+        with pytest.raises(vramd.BrokerGone):
+            vramd.load(path, name="large", client=client, progress=kill)
+        assert time.monotonic() - begun < 20 and killed[0] < 40 * MIB
+    eventually("its descriptors are closed", lambda: len(os.listdir("/proc/self/fd")) <= before)
 
 
 def test_file_that_never_changes_is_used_in_place(

@@ -125,7 +125,10 @@ class Weights:
 
     @property
     def digest(self) -> str:
-        """The daemon's digest over all bytes of the allocation."""
+        """The daemon's digest over all bytes of the allocation.
+
+        Of a copy that includes where it came from. `content_digest` is one of the tensors alone.
+        """
         return self.memory.digest
 
     def keys(self) -> list[str]:
@@ -174,6 +177,17 @@ class Weights:
     def digests(self) -> dict[str, str]:
         """The digest of each tensor."""
         return {name: self.digest_of(name) for name in self}
+
+    def content_digest(self) -> str:
+        """`sha256:` and a digest over the names, types, shapes and bytes of all tensors, in the order of their names.
+
+        The same tensors have the same one, wherever they lie: from another path, in other shards, saved or in place.
+        """
+        digest = hashlib.sha256()
+        for name in sorted(self):
+            entry = self.entry(name)
+            digest.update(json.dumps([name, entry.dtype, entry.shape, self.digest_of(name)]).encode() + b"\n")
+        return f"sha256:{digest.hexdigest()}"
 
     def is_copy_of(self, checkpoint: Checkpoint) -> bool:
         """Whether it was copied from these very files, and none was written since, by what the kernel says of them."""

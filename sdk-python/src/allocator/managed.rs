@@ -181,6 +181,7 @@ impl ManagedPoolObject {
     fn close(&self) {
         if self.pid == process::id() {
             self.pool.lock().closed = true;
+            symbols::vacate(self.slot);
         }
     }
 }

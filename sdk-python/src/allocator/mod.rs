@@ -113,6 +113,7 @@ impl PoolObject {
     fn close(&self) {
         if self.pid == process::id() {
             self.pool.close();
+            symbols::vacate(self.slot);
         }
     }
 }

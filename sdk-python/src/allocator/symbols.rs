@@ -74,6 +74,19 @@ pub(super) fn names_of(slot: usize) -> (String, String) {
     (format!("vramd_alloc_{slot}"), format!("vramd_free_{slot}"))
 }
 
+/// Forgets the pool of these symbols if it is over, since it would keep its client.
+pub(super) fn vacate(number: usize) {
+    let Some(slot) = SLOTS.get(number).filter(|slot| slot.pid.load(Ordering::Acquire) == process::id())
+    else {
+        return;
+    };
+    let mut taken = slot.pool.lock().unwrap_or_else(PoisonError::into_inner);
+    let over = if taken.as_ref().is_some_and(|pool| pool.is_over()) { taken.take() } else { None };
+    // Dropped after the lock.
+    drop(taken);
+    drop(over);
+}
+
 fn pool_of(number: usize) -> Option<Arc<dyn Allocator>> {
     let slot = SLOTS.get(number).filter(|slot| slot.pid.load(Ordering::Acquire) == process::id())?;
     slot.pool.lock().unwrap_or_else(PoisonError::into_inner).clone()
@@ -87,7 +100,14 @@ fn alloc(number: usize, size: isize, device: c_int, stream: *mut c_void) -> *mut
 }
 
 fn free(number: usize, address: *mut c_void, stream: *mut c_void) {
-    let freed = || pool_of(number).map(|pool| pool.free(address.addr(), stream.addr() as u64));
+    let freed = || {
+        if let Some(pool) = pool_of(number) {
+            pool.free(address.addr(), stream.addr() as u64);
+            if pool.is_over() {
+                vacate(number);
+            }
+        }
+    };
     // A panic has been printed, and the memory stays with the pool.
     drop(catch_unwind(AssertUnwindSafe(freed)));
 }
