@@ -42,7 +42,9 @@ harvest_ms = 5
 """
 # PyTorch's largest segment of small blocks, and what an arena may hold beside it.
 SEGMENT = 64 * MIB
-CHILDREN = ("pool_first", "client_first", "thread_at_exit", "double_close", "forked")
+CHILDREN = ("pool_first", "client_first", "thread_at_exit", "double_close", "forked", "module_last", "weights_first")
+# These use memory of a pool that is asleep.
+ASLEEP = ("asleep_tensor", "asleep_graph")
 
 
 def main():
@@ -51,7 +53,8 @@ def main():
     parser.add_argument("--json", type=pathlib.Path)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--checks", help="some of the checks, separated by commas")
-    parser.add_argument("--child", choices=CHILDREN, help="the part of a process that ends in this order")
+    parser.add_argument("--child", choices=CHILDREN + ASLEEP, help="the part of another process")
+    parser.add_argument("--trace", type=pathlib.Path, help="where the check `trace` writes the calls that PyTorch makes")
     wanted = parser.parse_args()
     try:
         import torch
@@ -91,7 +94,8 @@ class Run:
     def all(self):
         checks = (
             self.logits, self.llama, self.streams, self.out_of_memory, self.strand, self.speed, self.pool_miss, self.rotation,
-            self.cycles, self.calls, self.quota, self.debug, self.guide, self.managed, self.devices, self.teardown, self.saver,
+            self.cycles, self.calls, self.quota, self.debug, self.guide, self.managed, self.devices, self.teardown, self.asleep,
+            self.dtypes, self.trace, self.saver,
         )
         if self.wanted.checks:
             names = self.wanted.checks.split(",")
@@ -525,24 +529,124 @@ class Run:
         return {"seconds": took, "bytes_s": size / took, "again_s": again}
 
     def devices(self):
+        """Each device has its own pool, whose bytes leave that device and come back to it."""
         torch = self.torch
         pools = [self.pool("each", device=number) for number in range(torch.cuda.device_count())]
-        kept = []
-        for pool in pools:
+        kept, plain, right = [], [], []
+        for number, pool in enumerate(pools):
+            plain.append(torch.randint(256, (64 * MIB,), dtype=torch.uint8, generator=torch.Generator().manual_seed(number)))
             with pool:
-                kept.append(torch.full((MIB,), pool.ordinal, device=f"cuda:{pool.ordinal}"))
+                kept.append(plain[number].to(f"cuda:{number}"))
+        for pool, tensor in zip(pools, kept):
+            free = torch.cuda.mem_get_info(pool.ordinal)[0]
+            pool.sleep()
+            freed = torch.cuda.mem_get_info(pool.ordinal)[0] - free
+            others = [other for other in pools if other is not pool]
+            right.append(freed >= tensor.numel() * 9 // 10 and all(other.is_awake for other in others))
+            pool.wake_up(30)
         self.vramd.torch.sleep(tags=["each"])
         self.vramd.torch.wake_up(tags=["each"])
-        right = [int(tensor[-1]) == number and pools[number].contains(tensor) for number, tensor in enumerate(kept)]
-        return {"ok": all(right), "devices": len(pools)}
+        for number, tensor in enumerate(kept):
+            is_same = torch.equal(tensor.cpu(), plain[number]) and tensor.device.index == number
+            right.append(is_same and pools[number].contains(tensor))
+        return {"ok": all(right), "devices": len(pools), "right": right}
 
     def teardown(self):
-        statuses = {}
-        for order in CHILDREN:
-            command = [sys.executable, "-X", "faulthandler", __file__, self.wanted.programs, "--child", order]
-            done = subprocess.run(command, env=self.daemon.environment, capture_output=True, text=True, timeout=100)
-            statuses[order] = [done.returncode, done.stdout[-100:], done.stderr[-1000:] if done.returncode else ""]
+        model = self.torch.nn.Linear(256, 256)
+        weights = self.vramd.save(model.state_dict(), "teardown", client=self.client)
+        try:
+            statuses = {order: self.run_child(order) for order in CHILDREN}
+        finally:
+            weights.free()
         return {"ok": all(status[:2] == [0, "done\n"] for status in statuses.values()), "statuses": statuses}
+
+    def run_child(self, part):
+        """The status of another process, what it printed, and its errors if it failed."""
+        command = [sys.executable, "-X", "faulthandler", __file__, str(self.wanted.programs), "--child", part]
+        done = subprocess.run(command, env=self.daemon.environment, capture_output=True, text=True, timeout=100)
+        return [done.returncode, done.stdout[-1000:], done.stderr[-1000:] if done.returncode else ""]
+
+    def asleep(self):
+        """How processes end that use memory asleep without the debug mode. None computes with it, and none hangs."""
+        ends = {part: self.run_child(part) for part in ASLEEP}
+        return {"ok": all("computed" not in printed for _, printed, _ in ends.values()), "ends": ends}
+
+    def dtypes(self):
+        """Tensors of types that PyTorch 1.13, which the tests on the CPU have, lacks: bytes, type and shape."""
+        import safetensors.torch
+
+        torch, content, header = self.torch, bytearray(), {}
+        for number, (dtype, (known, shape, count)) in enumerate(DTYPES.items()):
+            data = bytes((7 * number + at) % 251 for at in range(count))
+            header[dtype] = {"dtype": dtype, "shape": [2, 4], "data_offsets": [len(content), len(content) + count]}
+            content += data
+        text = json.dumps(header).encode()
+        wrong, compared = [], []
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / "types.safetensors"
+            path.write_bytes(len(text).to_bytes(8, "little") + text + content)
+            weights = self.vramd.load(path, client=self.client)
+            tensors = weights.tensors()
+            for dtype, (known, shape, count) in DTYPES.items():
+                tensor, start = tensors.get(dtype), header[dtype]["data_offsets"][0]
+                if tensor is None or tensor.dtype != getattr(torch, known) or tuple(tensor.shape) != shape:
+                    wrong.append(f"{dtype}: {tensor!r}"[:200])
+                elif bytes(tensor.view(torch.uint8).flatten().tolist()) != content[start : start + count]:
+                    wrong.append(f"{dtype}: other bytes")
+            try:
+                theirs = safetensors.torch.load_file(path, device="cuda")
+            except Exception as refused:
+                # Their loader may lack one of the types, and then loads none.
+                compared.append(f"not compared: {refused}"[:300])
+            else:
+                for dtype, tensor in theirs.items():
+                    compared.append(dtype)
+                    own = tensors[dtype]
+                    same = (own.dtype, own.shape) == (tensor.dtype, tensor.shape)
+                    if not same or not torch.equal(own.view(torch.uint8), tensor.view(torch.uint8)):
+                        wrong.append(f"{dtype}: {tensor.dtype} {tuple(tensor.shape)} by safetensors")
+            del tensors
+            weights.free()
+        return {"ok": not wrong, "types": list(DTYPES), "wrong": wrong, "compared": compared}
+
+    def trace(self):
+        """Records the calls that PyTorch makes to a pool's allocator while a small transformer trains and generates."""
+        from vramd import _torch_pool
+
+        torch, pool = self.torch, self.pool("trace", wait=30)
+        recorder = Recorder(torch, pool)
+        _torch_pool._allocators[pool._native.symbols[0]] = recorder
+        side = torch.cuda.Stream()
+        with pool:
+            model = self.model(layers=3, width=512).cuda().train()
+            head = torch.nn.Linear(512, 1000, device="cuda")
+            adam = torch.optim.Adam([*model.parameters(), *head.parameters()])
+        for step in range(4):
+            with pool:
+                x = torch.randn(16, 128 + 64 * step, 512, device="cuda")
+                head(model(x)).square().mean().backward()
+                adam.step()
+                adam.zero_grad(set_to_none=True)
+        model.eval()
+        with pool, torch.inference_mode(), torch.cuda.stream(side):
+            x = torch.randn(4, 64, 512, device="cuda")
+            for _ in range(48):
+                x = torch.cat([x, model(x)[:, -1:]], dim=1)
+                head(x[:, -1]).argmax(-1)
+        torch.cuda.synchronize()
+        used = pool.used
+        del model, head, adam, x
+        pool.trim()
+        self.client.flush()
+        calls = recorder.calls
+        balanced = sorted(call[3] for call in calls if call[0] == "alloc") == sorted(
+            call[3] for call in calls if call[0] == "free"
+        )
+        made = {"torch": torch.__version__, "cuda": torch.version.cuda, "device": torch.cuda.get_device_name(), "calls": calls}
+        if self.wanted.trace:
+            self.wanted.trace.write_text(json.dumps(made, separators=(",", ":")) + "\n")
+        found = {"calls": len(calls), "used": used, "held_at_the_end": pool.nbytes, "streams": len(recorder.streams)}
+        return {"ok": balanced and len(calls) > 10 and pool.nbytes == 0, **found}
 
     def saver(self):
         """`torch_memory_saver` beside it, with the same bytes, if it is installed: with buffers that it keeps, and fresh ones."""
@@ -559,6 +663,54 @@ class Run:
         if not times:
             return {"absent": (rounds or [done.stderr[-300:]])[0]}
         return {key: statistics.median(each[key] for each in times) for key in ("paused_s", "resumed_s")}
+
+
+# The types by their names in PyTorch, with the shape there and the bytes of a tensor of 2 rows and 4 columns.
+DTYPES = {
+    "F4": ("float4_e2m1fn_x2", (2, 2), 4), "F8_E4M3": ("float8_e4m3fn", (2, 4), 8), "F8_E5M2": ("float8_e5m2", (2, 4), 8),
+    "F8_E8M0": ("float8_e8m0fnu", (2, 4), 8), "U16": ("uint16", (2, 4), 16), "U32": ("uint32", (2, 4), 32),
+    "U64": ("uint64", (2, 4), 64),
+}
+
+
+class Recorder:
+    """Stands between PyTorch and a pool's symbols, and notes each call: `alloc` or `free`, size, stream, segment.
+
+    Streams and segments are numbered in the order of their first call.
+    """
+
+    def __init__(self, torch, pool):
+        from vramd import _native
+
+        library, native = ctypes.CDLL(_native.__file__), pool._native
+        alloc, free = (library[name] for name in native.symbols)
+        alloc.restype, alloc.argtypes = ctypes.c_void_p, [ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p]
+        free.restype, free.argtypes = None, [ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p]
+        self.calls, self.streams, segments, count = [], {}, {}, iter(range(1 << 30))
+
+        def note_alloc(size, device, stream):
+            address = alloc(size, device, stream)
+            if address:
+                segments[address] = next(count)
+                number = self.streams.setdefault(stream or 0, len(self.streams))
+                self.calls.append(["alloc", size, number, segments[address]])
+            return address
+
+        def note_free(address, size, device, stream):
+            number = self.streams.setdefault(stream or 0, len(self.streams))
+            self.calls.append(["free", size, number, segments.pop(address)])
+            free(address, size, device, stream)
+
+        # PyTorch has pointers to these for as long as the process lives, and so `_allocators` keeps the recorder.
+        self.functions = (
+            ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)(note_alloc),
+            ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)(note_free),
+        )
+        pointers = [ctypes.cast(function, ctypes.c_void_p).value for function in self.functions]
+        self.made = torch._C._cuda_customAllocator(*pointers)
+
+    def allocator(self):
+        return self.made
 
 
 def grown(before, after):
@@ -615,10 +767,37 @@ def bare_miss(size):
     return took
 
 
+keep_until_the_end = []
+
+
+def use_asleep(torch, pool, part):
+    """Uses memory of a pool asleep, and prints the exception, if it is one."""
+    with pool:
+        tensor = torch.ones(4 * MIB, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    total = tensor.sum()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        total = tensor.sum()
+    graph.replay()
+    torch.cuda.synchronize()
+    pool.sleep()
+    try:
+        if part == "asleep_graph":
+            graph.replay()
+        else:
+            total = tensor.sum()
+        print("computed", float(total.cpu()), flush=True)
+    except Exception as error:
+        print(f"{type(error).__name__}: {str(error)[:300]}", flush=True)
+
+
 def child(torch, vramd, order):
     """Ends in an order in which something is still in use."""
     client = vramd.connect(order)
     pool = vramd.torch.pool("ends", client=client)
+    if order in ASLEEP:
+        return use_asleep(torch, pool, order)
     with pool:
         tensors = [torch.ones(4 * MIB, device="cuda") for _ in range(4)]
     if order == "pool_first":
@@ -630,6 +809,30 @@ def child(torch, vramd, order):
         client.close()
         tensors.pop()
         torch.cuda.empty_cache()
+    elif order == "module_last":
+        # A module in the pool, which computes until the interpreter ends.
+        with pool:
+            module = torch.nn.Linear(256, 256).cuda()
+        x = torch.ones(2, 256, device="cuda")
+        expected = module(x)
+        pool.close()
+        client.close()
+        del pool, client
+        assert torch.equal(module(x), expected)
+        keep_until_the_end.append(module)
+    elif order == "weights_first":
+        # A module that is bound to weights, which outlives them and their client.
+        weights = vramd.Weights.attach("teardown", client=client)
+        with vramd.torch.on_meta():
+            module = torch.nn.Linear(256, 256)
+        weights.bind(module)
+        x = torch.ones(2, 256, device="cuda")
+        expected = module(x)
+        del weights
+        client.close()
+        del client
+        assert torch.equal(module(x), expected)
+        keep_until_the_end.append(module)
     elif order == "double_close":
         pool.close()
         pool.close()
