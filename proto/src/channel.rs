@@ -18,14 +18,25 @@ pub const SEQUENCE_PARTS_MAX: usize = 65_536;
 /// Maximum allocations of a `WorkingSet`.
 pub const WORKING_SET_ALLOCATIONS_MAX: usize = 4096;
 
+/// Maximum orders of a `ManagedOrders`.
+pub const MANAGED_ORDERS_MAX: usize = 512;
+
+/// Maximum bytes of the problem of one order that failed.
+pub const MANAGED_PROBLEM_BYTES_MAX: usize = 64;
+
 /// The bit of a feature in `Hello.features` and `Welcome.features`.
 pub const fn feature_bit(feature: crate::v1::Feature) -> u64 {
     1 << (feature as u32)
 }
 
 /// All features of this build.
-pub const FEATURES: u64 =
-    feature_bit(crate::v1::Feature::StandingMappings) | PINS | PRESSURE | PREFETCH | SEQUENCES | TURNS;
+pub const FEATURES: u64 = feature_bit(crate::v1::Feature::StandingMappings)
+    | PINS
+    | PRESSURE
+    | PREFETCH
+    | SEQUENCES
+    | TURNS
+    | MANAGED_ORDERS;
 
 /// The bit of [`crate::v1::Feature::Pins`].
 pub const PINS: u64 = feature_bit(crate::v1::Feature::Pins);
@@ -38,6 +49,9 @@ pub const SEQUENCES: u64 = feature_bit(crate::v1::Feature::Sequences);
 
 /// The bit of [`crate::v1::Feature::Turns`].
 pub const TURNS: u64 = feature_bit(crate::v1::Feature::Turns);
+
+/// The bit of [`crate::v1::Feature::ManagedOrders`].
+pub const MANAGED_ORDERS: u64 = feature_bit(crate::v1::Feature::ManagedOrders);
 
 /// The bit of [`crate::v1::Feature::Pressure`].
 pub const PRESSURE: u64 = feature_bit(crate::v1::Feature::Pressure);

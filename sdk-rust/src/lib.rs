@@ -118,7 +118,7 @@ pub use handles::{
     advice::{AccessPattern, Advice, AdvisedParts, MemoryClass, Preset},
     allocation::{Allocation, FreeFailed, SealFailed, Sealed},
     charge::Charge,
-    info::{AllocationInfo, AllocationKind, AllocationState, Lifetime, PartInfo, Tier},
+    info::{AllocationInfo, AllocationKind, AllocationState, Lifetime, ManagedPlace, PartInfo, Tier},
     load::LoadedFile,
     managed::{ManagedFailure, ManagedMemory, ManagedRequest},
     mapped_file::{FileAccess, FileCheck, FileMapping, MappedFile, NotInPlace},

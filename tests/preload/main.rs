@@ -3,6 +3,7 @@
 
 #![allow(unsafe_code, reason = "the library is asked for its table as the loader's callers ask")]
 
+mod managed;
 mod turns;
 
 use std::{

@@ -216,6 +216,12 @@ pub enum DaemonFrame {
         turn: u64,
         state: TurnState,
     },
+    /// Orders for managed memory of the session, at most [`crate::limits::MANAGED_ORDERS_PER_FRAME_MAX`]. The client
+    /// executes all of them, and answers by `ManagedOrdersDone` with the number.
+    ManagedOrders {
+        number: u64,
+        orders: Vec<ManagedOrder>,
+    },
     Drain {
         draining: bool,
     },
@@ -245,6 +251,13 @@ pub struct RevokedPart {
     pub part: PartRef,
     /// Only in a session with pins.
     pub slot: Option<Slot>,
+}
+
+/// The client is to move all pages of a managed allocation to its device, or to the host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ManagedOrder {
+    pub allocation: AllocationId,
+    pub to: Tier,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -430,6 +443,20 @@ pub enum Notice {
         session: SessionId,
         device: DeviceIndex,
         bytes: Bytes,
+    },
+    /// Managed memory is ordered to its device or to the host. Its client is told, and executes the order.
+    ManagedOrdered {
+        allocation: AllocationId,
+        session: SessionId,
+        to: Tier,
+    },
+    /// The client has executed an order for managed memory, or could not, for this reason.
+    ManagedOrderEnded {
+        allocation: AllocationId,
+        session: SessionId,
+        tenant: Arc<str>,
+        to: Tier,
+        problem: Option<String>,
     },
     /// A freed extent is cached for its tenant.
     Cached {

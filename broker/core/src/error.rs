@@ -853,6 +853,12 @@ impl fmt::Display for Refusal {
                         "managed allocations cannot be freed by operators: end the session, and its process"
                     )
                 }
+                Some(("ordered", _)) => {
+                    write!(
+                        f,
+                        "the client of this managed memory takes no orders: its SDK is older than the daemon"
+                    )
+                }
                 Some(("advised", kind @ "discardable")) => {
                     write!(
                         f,

@@ -126,6 +126,8 @@ pub struct Hello {
     pub devices: Option<Vec<String>>,
     /// Earlier sessions of the same process that have unmapped everything.
     pub unmapped_sessions: Vec<SessionId>,
+    /// The client executes orders for its managed memory.
+    pub managed_orders: bool,
     /// Both sides support pins: the session has a word table, and the daemon may revoke parts that it does
     /// not pin.
     pub pins: bool,
@@ -225,6 +227,11 @@ pub enum ClientFrame {
     /// The client yields, or no longer waits. It may have yielded or been refused already.
     TurnYielded {
         turn: u64,
+    },
+    /// Answers `ManagedOrders`. The client has executed all of them, except those that failed.
+    ManagedOrdersDone {
+        number: u64,
+        failed: Vec<(AllocationId, String)>,
     },
     /// The client has pinned the set through its words, or has given up the call.
     PinEnded {

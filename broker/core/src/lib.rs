@@ -62,8 +62,8 @@ mod view;
 
 pub use broker::Broker;
 pub use command::{
-    Caller, Command, DaemonFrame, DigestSpan, MapPart, Notice, PartMove, PartRevocation, PrefetchEnd,
-    PrefetchLoss, Released, Reply, RevokeReason, RevokedPart, WaitEnd, WaiterKind,
+    Caller, Command, DaemonFrame, DigestSpan, ManagedOrder, MapPart, Notice, PartMove, PartRevocation,
+    PrefetchEnd, PrefetchLoss, Released, Reply, RevokeReason, RevokedPart, WaitEnd, WaiterKind,
 };
 pub use config::{Config, DeviceConfig};
 pub use error::{FullBecause, Refusal};
@@ -98,7 +98,8 @@ pub use tenancy::{
 pub use time::Time;
 pub use turns::{TurnEnd, TurnPhase, TurnState, WorkingSetSpec, WorkingSetView};
 pub use view::{
-    AdviceView, AllocationView, Backing, Counts, DeviceView, MapperView, MoveView, NodeView, OwnQuotaView,
-    PartView, QuotaInForce, QuotaView, SessionView, StandingSource, StoredChange, StoredQuota, StoredQuotas,
-    StoredRequest, StoredTenant, TenantView, TierView, WaitCause, WaitReason, WaitView, WaiterView,
+    AdviceView, AllocationView, Backing, Counts, DeviceView, ManagedBytes, ManagedView, MapperView, MoveView,
+    NodeView, OwnQuotaView, PartView, QuotaInForce, QuotaView, SessionView, StandingSource, StoredChange,
+    StoredQuota, StoredQuotas, StoredRequest, StoredTenant, TenantView, TierView, WaitCause, WaitReason,
+    WaitView, WaiterView,
 };

@@ -27,6 +27,9 @@ pub const FDS_PER_PACKET_MAX: usize = 128;
 /// The most parts that one `Revoke` names.
 pub const PARTS_PER_FRAME_MAX: usize = 1024;
 
+/// The most orders for managed memory in one frame. The answer has room for the reason of each that fails.
+pub const MANAGED_ORDERS_PER_FRAME_MAX: usize = 512;
+
 /// How many single evictions are collected in one `Revoke`. A client answers a frame as a whole, and
 /// answering takes longer than unmapping a part. A larger group would delay the copy of its first part.
 pub const REVOKE_GROUP_MAX: usize = 64;

@@ -308,6 +308,10 @@ mod bugs {
         ManagedUnasked: "managed memory is charged without asking the limit or the room", [LIMIT, ADMISSION, EXTENTS];
         ManagedChargeKept: "managed memory stays charged when it was freed or its session has ended", [MANAGED, LEDGER_ORACLE];
         ManagedCountedTwice: "resident managed memory counts as charged and as another program's", [LEDGER_ORACLE, LINE_ORDER];
+        ManagedOrderUnbounded: "managed memory is ordered to the device although its tenant is beyond its limit with it", [MANAGED_ORDERS];
+        ManagedOrderTakenAsDone: "managed memory counts as moved as soon as that is ordered", [MANAGED_ORDERS];
+        ManagedAnswerOfNewest: "the answer to an order counts for the one that waits behind it", [MANAGED_ORDERS];
+        ManagedOrderOfFreed: "a client gets an order for memory that it has freed", [MANAGED_ORDERS];
         EvictedByOthers: "a client evicts memory that another session owns", [CALLS];
         EvictionNeverBegun: "an owner's eviction waits and begins no part", [OPS, TIMERS];
         SequenceNearerEvicted: "a part leaves for one that its sequence needs later", [SEQUENCE_ORDER, PREFETCH_VICTIMS];

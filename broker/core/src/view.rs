@@ -11,7 +11,7 @@ use crate::{
     placement::Placement,
     prefetch::Speculation,
     pressure::Pressure,
-    residency::{AllocationState, MapState},
+    residency::{AllocationState, ManagedSums, MapState},
     tenancy::{SessionState, Standing},
     time::Time,
 };
@@ -47,12 +47,40 @@ pub struct AllocationView {
     /// The file that it was loaded from.
     pub file: Option<String>,
     pub unreturned: Bytes,
+    /// Only of managed memory.
+    pub managed: Option<ManagedView>,
     pub digest: Option<[u8; 32]>,
     pub readers: Vec<String>,
     pub owner: Option<SessionId>,
     /// Empty in lists.
     pub parts: Vec<PartView>,
     pub mapper_count: usize,
+}
+
+/// Where managed memory was ordered. Only the driver of its process knows where its pages lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ManagedView {
+    /// Where the last executed order sent it; `None` if there is none, if that order failed, or if a later one calls it back
+    /// from the host.
+    pub ordered: Option<Tier>,
+    /// Where the last order that the client has not answered sends it.
+    pub under_way: Option<Tier>,
+}
+
+/// Charged bytes of managed memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ManagedBytes {
+    pub charged: Bytes,
+    /// The part of it that was ordered to the device.
+    pub on_device: Bytes,
+    /// The part of it that was ordered to the host.
+    pub on_host: Bytes,
+}
+
+impl From<ManagedSums> for ManagedBytes {
+    fn from(sums: ManagedSums) -> Self {
+        Self { charged: sums.charged, on_device: sums.on_device, on_host: sums.on_host }
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -136,8 +164,8 @@ pub struct QuotaInForce {
     pub charged: Bytes,
     pub reserved: Bytes,
     pub unreturned: Bytes,
-    /// Charged bytes of managed memory: ordered there, and not known to be resident.
-    pub managed: Bytes,
+    /// Managed memory that is charged there, and not known to be resident.
+    pub managed: ManagedBytes,
     /// Charged bytes of cached extents. They are released first when a waiter needs room.
     pub cached: Bytes,
     /// Bytes on the device that can leave without a copy.
@@ -230,8 +258,8 @@ pub struct DeviceView {
     /// Parts that wait for room on the device.
     pub parts_waiting: usize,
     pub unbrokered: Bytes,
-    /// Charged bytes of managed memory: ordered there, and not known to be resident.
-    pub managed: Bytes,
+    /// Managed memory that is charged there, and not known to be resident.
+    pub managed: ManagedBytes,
     /// Bytes kept free for the contexts of clients.
     pub contexts: Bytes,
     pub committed: Bytes,

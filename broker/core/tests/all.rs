@@ -26,6 +26,7 @@ mod layers;
 mod line;
 mod making_room;
 mod managed;
+mod managed_orders;
 mod map_failures;
 mod migrations;
 mod notices;

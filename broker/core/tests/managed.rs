@@ -29,7 +29,7 @@ fn free(world: &mut World, client: Client, id: AllocationId) {
 
 fn shown(world: &World, tenant: &str) -> Bytes {
     let quota = world.broker.quota(tenant, None, Tier::Device).expect("a quota");
-    quota.in_force.expect("of a device").managed
+    quota.in_force.expect("of a device").managed.charged
 }
 
 fn survey(world: &mut World, unbrokered: u32) {
@@ -140,15 +140,17 @@ fn it_takes_a_size_and_a_device_alone() {
 }
 
 #[test]
-fn it_is_neither_shared_nor_moved_nor_freed_by_operators() {
+fn it_is_neither_shared_nor_written_back_nor_freed_by_operators() {
     let mut world = tiers(64, 64);
     let client = world.open_pinning("a");
     let id = charge(&mut world, client, 8);
+    let retain = |change| broker_core::Advice::Retain { parts: None, change };
     let by_client = [
         ClientRequest::Attach(Target::Id(id)),
         ClientRequest::Seal(id),
-        ClientRequest::Evict(id, Tier::Host),
         ClientRequest::Advise(id, broker_core::Advice::SetAccessedBy),
+        ClientRequest::Advise(id, retain(broker_core::Retention::Needed(true))),
+        ClientRequest::Advise(id, retain(broker_core::Retention::Location(None))),
     ];
     for request in by_client {
         let refused = world.call(client, request.clone()).expect_err("managed");
@@ -156,7 +158,7 @@ fn it_is_neither_shared_nor_moved_nor_freed_by_operators() {
     }
     let by_operator = [
         OperatorRequest::FreeAllocation(Target::Id(id)),
-        OperatorRequest::MoveParts { target: Target::Id(id), parts: Vec::new(), tier: Tier::Host },
+        OperatorRequest::WriteBackParts { target: Target::Id(id), parts: Vec::new() },
         OperatorRequest::RevokeMappings { target: Target::Id(id), parts: Vec::new(), wait: false },
         OperatorRequest::HoldParts { target: Target::Id(id), parts: Vec::new(), hold: true },
     ];

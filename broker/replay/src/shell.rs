@@ -80,6 +80,7 @@ impl Shell {
             devices: None,
             unmapped_sessions: Vec::new(),
             pins: true,
+            managed_orders: false,
             pressure: false,
         };
         self.send(Event::Hello { channel: channel(session), hello });
@@ -276,7 +277,9 @@ impl Shell {
                 };
                 ClientFrame::Unmapped(parts.into_iter().map(|told| told.part).map(unmap).collect())
             }
-            DaemonFrame::Refused(_)
+            // A replay has no managed memory, and no orders for it.
+            DaemonFrame::ManagedOrders { .. }
+            | DaemonFrame::Refused(_)
             | DaemonFrame::Lost(_)
             | DaemonFrame::Drain { .. }
             | DaemonFrame::Pressure(_)

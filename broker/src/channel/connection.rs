@@ -191,6 +191,7 @@ async fn serve(admitted: Admitted, permit: GreetingPermit, shared: &Shared) {
             uid,
             client_name: printable_within(&hello.client_name, CLIENT_NAME_BYTES_MAX),
             pins: entry.words.is_some(),
+            managed_orders: features & protocol::MANAGED_ORDERS != 0,
             pressure: features & protocol::PRESSURE != 0,
             devices: (!hello.any_device).then_some(hello.devices),
             unmapped_sessions: hello.unmapped_session_ids.into_iter().map(SessionId::from_shown).collect(),

@@ -1,5 +1,6 @@
 //! The frame codec: converts between the frames of the core and the packets of the protocol. No other file knows both.
 
+mod managed;
 mod turns;
 
 use std::time::Duration;
@@ -96,6 +97,7 @@ pub fn encode(frame: &DaemonFrame, context: Context<'_>) -> Result<OutFrame, Unk
         }),
         DaemonFrame::WorkingSet { number, refusal } => turns::answer(*number, refusal.as_ref()),
         DaemonFrame::Turn { turn, state } => turns::progress(*turn, state),
+        DaemonFrame::ManagedOrders { number, orders } => managed::orders(*number, orders),
         DaemonFrame::Drain { draining } => Frame::Drain(v1::Drain { draining: *draining }),
         DaemonFrame::Pressure(note) => {
             note_of = Some((note.device, note.tier));
@@ -264,6 +266,7 @@ pub fn decode(packet: &[u8]) -> Result<Received, String> {
         Some(Frame::WorkingSetEnded(ended)) => Ok(Received::plain(turns::set_ended(&ended))),
         Some(Frame::TurnAcquire(wanted)) => Ok(Received::plain(turns::requested(&wanted))),
         Some(Frame::TurnYielded(yielded)) => Ok(Received::plain(turns::yielded(&yielded))),
+        Some(Frame::ManagedOrdersDone(done)) => managed::done(done).map(Received::plain),
         Some(Frame::PinEnded(ended)) => {
             Ok(Received::plain(core::ClientFrame::PinEnded { call: ended.call_id }))
         }

@@ -64,6 +64,8 @@ pub(super) fn kind(notice: &Notice) -> Option<EventKind> {
         // A stalled pin is reported as a refusal, and an evict as revokes.
         Notice::Cached { .. }
         | Notice::ManagedCharged { .. }
+        | Notice::ManagedOrdered { .. }
+        | Notice::ManagedOrderEnded { .. }
         | Notice::Reused { .. }
         | Notice::GivenUp { .. }
         | Notice::RoomMade { .. }
@@ -282,6 +284,8 @@ pub(super) fn event(notice: &Notice, devices: &[String], now: Time) -> Option<Ev
         }
         Notice::Cached { .. }
         | Notice::ManagedCharged { .. }
+        | Notice::ManagedOrdered { .. }
+        | Notice::ManagedOrderEnded { .. }
         | Notice::Reused { .. }
         | Notice::GivenUp { .. }
         | Notice::RoomMade { .. }

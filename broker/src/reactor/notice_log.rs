@@ -231,6 +231,15 @@ fn log(notice: &Notice, left_out: u64) {
         Notice::PlacementChosen { part, tenant, sum, in_place } => {
             debug!(allocation = %part.allocation, part = part.part.0, %tenant, benefit_us = sum.benefit.as_micros(), cost_us = sum.cost.as_micros(), factor_percent = sum.factor, in_place, "placement chosen");
         }
+        Notice::ManagedOrdered { allocation, session, to } => {
+            debug!(%allocation, %session, %to, "managed memory ordered");
+        }
+        Notice::ManagedOrderEnded { allocation, session, to, problem: None, .. } => {
+            debug!(%allocation, %session, %to, "order for managed memory executed");
+        }
+        Notice::ManagedOrderEnded { allocation, session, tenant, to, problem: Some(problem) } => {
+            info!(%allocation, %session, %tenant, %to, problem, "order for managed memory failed");
+        }
         Notice::ManagedCharged { allocation, session, device, bytes } => {
             debug!(%allocation, %session, device = device.0, bytes = bytes.get(), "managed memory charged");
         }

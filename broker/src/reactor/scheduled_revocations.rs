@@ -57,7 +57,8 @@ impl ScheduledRevocations {
             | ClientFrame::WorkingSet { .. }
             | ClientFrame::WorkingSetEnded { .. }
             | ClientFrame::TurnRequested { .. }
-            | ClientFrame::TurnYielded { .. } => {}
+            | ClientFrame::TurnYielded { .. }
+            | ClientFrame::ManagedOrdersDone { .. } => {}
         }
     }
 

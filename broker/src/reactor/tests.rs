@@ -183,6 +183,7 @@ async fn session(inbox: &Inbox) -> SessionId {
         pid: PEER.pid,
         uid: PEER.uid,
         client_name: "test".to_owned(),
+        managed_orders: false,
         pressure: false,
         pins: false,
         devices: None,

@@ -58,6 +58,7 @@ fn view(kind: Kind) -> AllocationView {
         in_file: Bytes::ZERO,
         file: None,
         unreturned: Bytes::ZERO,
+        managed: None,
         digest: None,
         readers: Vec::new(),
         owner: Some(session(1)),

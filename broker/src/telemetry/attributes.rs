@@ -22,6 +22,7 @@ pub const WAIT_OUTCOME: &str = "vramd.wait.outcome";
 pub const PREFETCH_OUTCOME: &str = "vramd.prefetch.outcome";
 pub const SPECULATION_OUTCOME: &str = "vramd.speculation.outcome";
 pub const PLACEMENT_OUTCOME: &str = "vramd.placement.outcome";
+pub const MANAGED_ORDER_OUTCOME: &str = "vramd.managed_order.outcome";
 pub const FALL_BACK_REASON: &str = "vramd.fall_back.reason";
 pub const REFUSAL_REASON: &str = "vramd.refusal.reason";
 pub const REFUSAL_SCOPE: &str = "vramd.refusal.scope";
@@ -53,7 +54,7 @@ pub const ATTRIBUTES: &[(&str, &str)] = &[
          harvest, and for certain when a session unmaps the part. `backing`: bytes below a device that back parts on it. `dirty`: all \
          other bytes, among them discardable parts and all parts below a device. `reserved`: the driver is creating the memory, or the \
          bytes are reserved as backing. `cached`: freed, and kept for the tenant. `unreturned`: released, but still open in some process. \
-         `managed`: managed memory in clients' own processes, ordered on the device and not known to be resident. \
+         `managed`: managed memory in clients' own processes, which may be on the device and is not known to be resident. \
          Only of a device: `unbrokered`, in processes that no tenant explains; `context`, set aside for CUDA contexts of clients",
     ),
     (ALLOCATION_STATE, "`creating`, `open`, `sealing`, `sealed` or `freeing`"),
@@ -118,6 +119,10 @@ pub const ATTRIBUTES: &[(&str, &str)] = &[
         EVICTION_REASON,
         "The rule by which the part leaves before others. `turn`: the turn of its working set comes later. `sequence`: a declared sequence. `pattern`: its pattern. `advice`: other advice of \
          its owner or an operator. `cold`: its last use, under pressure. Otherwise the name of the eviction policy",
+    ),
+    (
+        MANAGED_ORDER_OUTCOME,
+        "`executed`: the client moved the memory. `failed`: its driver did not, or the client had no such memory; the daemon's log says why",
     ),
     (
         FALL_BACK_REASON,

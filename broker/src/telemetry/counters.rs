@@ -7,6 +7,9 @@ use vramd_types::{FallBack, Reason};
 
 use crate::config::Signal;
 
+/// The outcomes of orders for managed memory.
+const MANAGED_ORDER_OUTCOMES: [&str; 2] = ["executed", "failed"];
+
 /// The object that was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Scope {
@@ -65,6 +68,7 @@ pub(super) struct Counters {
     evictions: [[AtomicU64; EvictionReason::ALL.len()]; EVICTION_CAUSES.len()],
     lost_lines: AtomicU64,
     fall_backs: [AtomicU64; FallBack::ALL.len()],
+    managed_orders: [AtomicU64; MANAGED_ORDER_OUTCOMES.len()],
 }
 
 impl Default for Counters {
@@ -84,6 +88,7 @@ impl Default for Counters {
             evictions: Default::default(),
             lost_lines: AtomicU64::new(0),
             fall_backs: Default::default(),
+            managed_orders: Default::default(),
         }
     }
 }
@@ -176,6 +181,14 @@ impl Counters {
             let counts = EvictionReason::ALL.into_iter().zip(counts);
             counts.map(move |(reason, count)| (cause.name(), reason.name(), read(count)))
         })
+    }
+
+    pub(super) fn count_managed_order(&self, is_executed: bool) {
+        add(self.managed_orders.get(usize::from(!is_executed)), 1);
+    }
+
+    pub(super) fn managed_orders(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        MANAGED_ORDER_OUTCOMES.into_iter().zip(self.managed_orders.iter().map(read))
     }
 
     pub(super) fn count_fall_back(&self, reason: FallBack) {

@@ -331,7 +331,7 @@ pub(super) fn series_per_tenant(tiers: impl IntoIterator<Item = Tier>) -> usize 
 fn account_of(row: QuotaView) -> Option<(Account, Balance)> {
     let QuotaView { tenant, device, tier, in_force, .. } = row;
     let force = in_force?;
-    let apart = [force.unreturned, force.cached, force.managed];
+    let apart = [force.unreturned, force.cached, force.managed.charged];
     let apart = apart.into_iter().fold(force.reserved, Bytes::saturating_add);
     let resident = force.charged.saturating_sub(apart);
     let clean = force.clean.min(resident);
@@ -342,7 +342,7 @@ fn account_of(row: QuotaView) -> Option<(Account, Balance)> {
         reserved: force.reserved,
         unreturned: force.unreturned,
         cached: force.cached,
-        managed: force.managed,
+        managed: force.managed.charged,
         clean,
         backing,
         dirty: resident.saturating_sub(clean).saturating_sub(backing),
@@ -366,7 +366,7 @@ fn wide(count: usize) -> u64 {
 
 #[cfg(test)]
 pub(super) mod tests {
-    use broker_core::{AllocationState, Pressure, QuotaInForce, TierView};
+    use broker_core::{AllocationState, ManagedBytes, Pressure, QuotaInForce, TierView};
     use vramd_types::{DeviceIndex, Quantity};
 
     use super::*;
@@ -470,7 +470,7 @@ pub(super) mod tests {
             cached: mib(8),
             cached_smaller: mib(2),
             cached_larger: mib(4),
-            managed: mib(2),
+            managed: ManagedBytes { charged: mib(2), on_device: mib(1), on_host: mib(1) },
             disk: None,
             host: Some(TierView {
                 total: mib(512),
@@ -536,7 +536,7 @@ pub(super) mod tests {
                 reserved: mib(2),
                 unreturned: mib(4),
                 cached: on(Tier::Device, 1),
-                managed: on(Tier::Device, 2),
+                managed: ManagedBytes { charged: on(Tier::Device, 2), ..ManagedBytes::default() },
                 clean: on(Tier::Device, 3),
                 backing: on(Tier::Host, 4),
             }),
@@ -565,7 +565,7 @@ pub(super) mod tests {
                 reserved: none,
                 unreturned: none,
                 cached: none,
-                managed: none,
+                managed: ManagedBytes::default(),
                 clean: none,
                 backing: none,
             });

@@ -427,6 +427,20 @@ pub const PLACEMENTS: Definition = count(
     "Decisions whether a pinned part in host memory moves to its device or is read where it lies. Only parts with an advised pattern need one; all others move.",
     "If `in_place` grows and programs become slower, have owners withdraw the advised pattern.",
 );
+pub const MANAGED_ORDERED: Definition = bytes(
+    "vramd.managed.ordered",
+    &[HW_ID, HW_NAME, TIER],
+    "Bytes of managed memory of a device that clients last moved there, or to the host, by the daemon's order. Page faults may have moved them since.",
+    "It is a part of the state `managed` of `vramd_memory_usage_bytes`. Other bytes of that state lie where the driver put them.",
+);
+pub const MANAGED_ORDERS: Definition = count(
+    MetricKind::Counter,
+    "vramd.managed.orders",
+    "{order}",
+    &[MANAGED_ORDER_OUTCOME],
+    "Orders for managed memory that clients have answered.",
+    "If `failed` grows, the log names the session and the reason of its driver. The memory works all the same, wherever it lies.",
+);
 pub const FALL_BACKS: Definition = count(
     MetricKind::Counter,
     "vramd.fall_backs",
@@ -712,6 +726,8 @@ pub const ALL: &[&Definition] = &[
     &PREFETCHES,
     &SPECULATION,
     &PLACEMENTS,
+    &MANAGED_ORDERED,
+    &MANAGED_ORDERS,
     &FALL_BACKS,
     &PREFETCH_LEAD,
     &TURNS_WAITING,

@@ -156,6 +156,9 @@ impl Telemetry {
         if let Notice::VictimChosen { cause, reason, .. } = notice {
             shared.counters.count_eviction(*cause, *reason);
         }
+        if let Notice::ManagedOrderEnded { problem, .. } = notice {
+            shared.counters.count_managed_order(problem.is_none());
+        }
         if let Notice::TurnOverdue { .. } = notice {
             shared.counters.count_overdue_turn();
         }

@@ -116,6 +116,16 @@ pub(super) const OBSERVED: &[(&Definition, Series)] = &[
         }
     }),
     (&metrics::TURNS_OVERDUE, |sources, observe| observe(sources.counters.turns_overdue(), &[])),
+    (&metrics::MANAGED_ORDERED, |sources, observe| {
+        for device in &sources.figures().devices {
+            observe(device.managed.on_device.get(), &node_place(device, Tier::Device));
+            observe(device.managed.on_host.get(), &node_place(device, Tier::Host));
+        }
+    }),
+    (&metrics::MANAGED_ORDERS, |sources, observe| {
+        let counts = sources.counters.managed_orders();
+        counts.for_each(|(outcome, count)| observe(count, &[text(metrics::MANAGED_ORDER_OUTCOME, outcome)]));
+    }),
     (&metrics::FALL_BACKS, |sources, observe| {
         let counts = sources.counters.fall_backs();
         counts.for_each(|(reason, count)| observe(count, &[text(metrics::FALL_BACK_REASON, reason)]));
@@ -203,7 +213,7 @@ fn observe_allocations(sums: &BTreeMap<(String, String), Bytes>, observe: &mut d
 
 fn memory_usage(sources: &Sources, observe: &mut dyn FnMut(u64, &[KeyValue])) {
     for device in &sources.figures().devices {
-        let apart = device.unreturned.saturating_add(device.cached).saturating_add(device.managed);
+        let apart = device.unreturned.saturating_add(device.cached).saturating_add(device.managed.charged);
         let made = device.charged.saturating_sub(apart);
         let reserved = reserved_on(sources, &device.uuid, Tier::Device).min(made);
         observe_states(
@@ -213,7 +223,7 @@ fn memory_usage(sources: &Sources, observe: &mut dyn FnMut(u64, &[KeyValue])) {
                 ("resident", made.saturating_sub(reserved)),
                 ("reserved", reserved),
                 ("cached", device.cached),
-                ("managed", device.managed),
+                ("managed", device.managed.charged),
                 ("unreturned", device.unreturned),
                 ("unbrokered", device.unbrokered),
                 ("context", device.contexts),

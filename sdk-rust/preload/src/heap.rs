@@ -72,7 +72,7 @@ enum Memory {
     Piece(Piece),
     /// The driver's own. The charge ends when it is dropped.
     Driver {
-        _charge: Charge,
+        charge: Charge,
     },
 }
 
@@ -104,8 +104,23 @@ impl Block {
             let held = device.hold(bytes).ok_or(Refusal::Limit(device))?;
             let ask = |client: &Client| client.charge(Bytes::new(bytes), &*device.uuid, wait);
             let charge = session.call(ask).map_err(Refusal::Daemon)?;
-            Ok(Self::new(Memory::Driver { _charge: charge }, (size, device, context), Some(held)))
+            Ok(Self::new(Memory::Driver { charge }, (size, device, context), Some(held)))
         })
+    }
+
+    /// Lets orders of the daemon move the memory, which is managed memory at that address. Without orders it works all the
+    /// same.
+    pub(crate) fn take_orders(&self, address: u64) {
+        if let Memory::Driver { charge } = &self.memory {
+            let _ = charge.take_orders(address, usize::try_from(self.size).unwrap_or(usize::MAX));
+        }
+    }
+
+    /// Waits until no order moves the memory any longer, so that the driver can free it.
+    pub(crate) fn end_orders(&self) {
+        if let Memory::Driver { charge } = &self.memory {
+            charge.end_orders();
+        }
     }
 
     /// Whether it is the driver's own.
@@ -158,6 +173,13 @@ impl Heap {
         let replaced = lock(&self.blocks).insert(address, block);
         // After the lock: this may call the daemon.
         drop(replaced);
+    }
+
+    /// Lets orders of the daemon move the managed memory that begins there.
+    pub(crate) fn take_orders(&self, address: u64) {
+        if let Some(block) = lock(&self.blocks).get(&address) {
+            block.take_orders(address);
+        }
     }
 
     /// Takes out the block that begins there.

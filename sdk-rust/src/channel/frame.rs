@@ -3,10 +3,12 @@
 //! A frame that breaks the protocol's limits, or a part without its reference, ends the channel. The worker could
 //! only guess which descriptor belongs to which part, and a wrong guess maps one allocation as another.
 
+use std::collections::BTreeSet;
+
 use prost::Message as _;
 use vramd_proto::{
-    channel::{FDS_PER_PACKET_MAX, PARTS_PER_FRAME_MAX},
-    v1::{DaemonFrame, Pressure, daemon_frame::Frame},
+    channel::{FDS_PER_PACKET_MAX, MANAGED_ORDERS_MAX, PARTS_PER_FRAME_MAX},
+    v1::{DaemonFrame, Pressure, Tier, daemon_frame::Frame},
 };
 
 /// Decodes one packet, or says why it is no frame.
@@ -24,6 +26,17 @@ pub fn decode(packet: &[u8]) -> Result<Frame, String> {
         // Programs multiply their batch sizes by the factor.
         Frame::Pressure(Pressure { batch_factor: factor, .. }) if !(factor.is_finite() && *factor > 0.0) => {
             return Err(format!("a pressure frame has the batch factor {factor:e}"));
+        }
+        // The orders of a batch hold the locks of their memory together.
+        Frame::ManagedOrders(batch) => {
+            bounded(batch.orders.len(), MANAGED_ORDERS_MAX)?;
+            let named: BTreeSet<u64> = batch.orders.iter().map(|order| order.allocation_id).collect();
+            if named.len() < batch.orders.len() {
+                return Err("a frame of managed orders names an allocation twice".to_owned());
+            }
+            if batch.orders.iter().any(|order| !matches!(order.to(), Tier::Device | Tier::Host)) {
+                return Err("a managed order is to no place that this build knows".to_owned());
+            }
         }
         Frame::Pressure(_)
         | Frame::Welcome(_)
@@ -48,7 +61,7 @@ fn bounded(parts: usize, parts_max: usize) -> Result<(), String> {
 
 #[cfg(test)]
 mod tests {
-    use vramd_proto::v1::{Drain, Map, MapPart, PartRef, Revoke};
+    use vramd_proto::v1::{Drain, ManagedOrder, ManagedOrders, Map, MapPart, PartRef, Revoke};
 
     use super::*;
 
@@ -67,6 +80,23 @@ mod tests {
 
     fn pressure(batch_factor: f64) -> Vec<u8> {
         packet(Frame::Pressure(Pressure { batch_factor, ..Pressure::default() }))
+    }
+
+    fn orders(ids: impl IntoIterator<Item = u64>, to: i32) -> Vec<u8> {
+        let orders = ids.into_iter().map(|allocation_id| ManagedOrder { allocation_id, to });
+        packet(Frame::ManagedOrders(ManagedOrders { batch_id: 1, orders: orders.collect() }))
+    }
+
+    #[test]
+    fn managed_orders_name_each_allocation_once_and_a_place() {
+        let host = Tier::Host.into();
+        assert!(matches!(decode(&orders(0..512, host)), Ok(Frame::ManagedOrders(_))));
+        assert!(decode(&orders(0..513, host)).is_err());
+        assert!(decode(&orders([], host)).is_err());
+        assert!(decode(&orders([7, 8, 7], host)).unwrap_err().contains("twice"));
+        for to in [Tier::Unspecified.into(), Tier::Disk.into(), 99] {
+            assert!(decode(&orders([7], to)).unwrap_err().contains("no place"), "{to}");
+        }
     }
 
     #[test]

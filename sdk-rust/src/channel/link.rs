@@ -6,8 +6,9 @@ use rustix::io::Errno;
 use vramd_proto::{
     channel::PARTS_PER_FRAME_MAX,
     v1::{
-        Mapped, Pin, PinEnded, Prefetch, PrefetchCancelled, Sequence, SequenceEnded, SequenceStepBegun,
-        TurnAcquire, TurnYielded, Unmapped, WorkingSet, WorkingSetEnded, client_frame::Frame,
+        ManagedOrdersDone, Mapped, Pin, PinEnded, Prefetch, PrefetchCancelled, Sequence, SequenceEnded,
+        SequenceStepBegun, TurnAcquire, TurnYielded, Unmapped, WorkingSet, WorkingSetEnded,
+        client_frame::Frame,
     },
 };
 
@@ -123,6 +124,10 @@ impl ChannelLock<'_> {
 
     pub(crate) fn send_turn_yielded(&self, yielded: TurnYielded) -> Result<(), Errno> {
         self.send(Frame::TurnYielded(yielded))
+    }
+
+    pub(crate) fn send_managed_orders_done(&self, done: ManagedOrdersDone) -> Result<(), Errno> {
+        self.send(Frame::ManagedOrdersDone(done))
     }
 
     fn send(&self, frame: Frame) -> Result<(), Errno> {

@@ -208,6 +208,13 @@ fn handle(
         Frame::SequenceProgress(progress) => table.record_sequence(progress),
         Frame::WorkingSetAnswer(answer) => table.record_working_set(answer),
         Frame::TurnProgress(progress) => table.record_turn(progress),
+        Frame::ManagedOrders(batch) => {
+            // A thread may have to be started.
+            drop(gate);
+            if let Err(undone) = table.managed.queue(batch) {
+                channel.send_managed_orders_done(undone)?;
+            }
+        }
         Frame::Refused(refused) => return Ok(Some(Ending::Refused(refused.into()))),
         Frame::Welcome(_) => return Ok(Some(broken("the daemon sent a second welcome"))),
         Frame::PinAnswer(answer) => {

@@ -86,10 +86,10 @@ impl Context {
         self.enter()?.api().unregister_host(start)
     }
 
-    fn with_stream(
+    pub(super) fn with_stream<T>(
         &self,
-        copy: impl FnOnce(&Current<'_>, &Stream) -> Result<(), Fault>,
-    ) -> Result<(), Fault> {
+        work: impl FnOnce(&Current<'_>, &Stream) -> Result<T, Fault>,
+    ) -> Result<T, Fault> {
         let current = self.enter()?;
         let idle = || self.idle.lock().unwrap_or_else(PoisonError::into_inner);
         let taken = idle().pop();
@@ -97,7 +97,7 @@ impl Context {
             Some(stream) => stream,
             None => Stream::create(&current)?,
         };
-        let outcome = copy(&current, &stream);
+        let outcome = work(&current, &stream);
         idle().push(stream);
         outcome
     }

@@ -4,11 +4,13 @@
 //! variants of them, in CUDA 13 the only ones of `cuda.h`, that take a location. The driver library is asked at run time
 //! for the newer ones first.
 //!
+//! A prefetch of many allocations is one call since CUDA 13; before, it is one call for each.
+//!
 //! A failure of these calls never fails an allocation: the memory works without them, more slowly.
 
 #![allow(unsafe_code, reason = "calls of a C library")]
 
-use std::ffi::{CStr, c_int, c_uint};
+use std::ffi::{CStr, c_int, c_uint, c_ulonglong};
 
 use super::{
     api::{Api, Device, LOCATION_DEVICE, RawStream},
@@ -45,6 +47,31 @@ type AdviseByDevice = unsafe extern "C" fn(u64, usize, c_uint, Device) -> u32;
 type PrefetchToDevice = unsafe extern "C" fn(u64, usize, Device, RawStream) -> u32;
 type AdviseByLocation = unsafe extern "C" fn(u64, usize, c_uint, Location) -> u32;
 type PrefetchToLocation = unsafe extern "C" fn(u64, usize, Location, c_uint, RawStream) -> u32;
+/// The addresses and sizes, and their number; the locations, the index of the first range of each, and their number.
+type PrefetchBatch = unsafe extern "C" fn(
+    *mut u64,
+    *mut usize,
+    usize,
+    *mut Location,
+    *mut usize,
+    usize,
+    c_ulonglong,
+    RawStream,
+) -> u32;
+
+/// One managed allocation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ManagedRange {
+    pub(crate) address: u64,
+    pub(crate) size: usize,
+}
+
+/// Where managed memory moves, as a whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum MoveTo {
+    Device,
+    Host,
+}
 
 /// The driver's functions for managed memory.
 #[derive(Debug)]
@@ -54,6 +81,8 @@ pub(super) struct ManagedCalls {
     get_attribute: GetAttribute,
     synchronize: Synchronize,
     placing: Placing,
+    /// Since CUDA 13.
+    prefetch_batch: Option<PrefetchBatch>,
 }
 
 /// The functions that place it, in one of their two forms.
@@ -112,6 +141,7 @@ impl ManagedCalls {
                 get_attribute: api.find_extra(c"cuDeviceGetAttribute")?,
                 synchronize: api.find_extra(c"cuStreamSynchronize")?,
                 placing: by_location().or_else(by_device)?,
+                prefetch_batch: api.find_extra(c"cuMemPrefetchBatchAsync"),
             })
         }
     }
@@ -138,10 +168,10 @@ impl ManagedCalls {
         &self,
         current: &Current<'_>,
         (address, size): (u64, usize),
+        device: Device,
         stream: Opaque,
     ) -> Result<(), Fault> {
         const CALL: &CStr = c"cuMemPrefetchAsync";
-        let device = current.device();
         // SAFETY: needed to call it. The range is a managed allocation of the caller's, which lives until it is freed;
         // the program promises that its stream lives.
         let code = unsafe {
@@ -153,6 +183,51 @@ impl ManagedCalls {
             }
         };
         current.api().check(CALL, code)
+    }
+
+    /// Prefetches ranges to their devices, by one call where the driver has it. If that fails it says not why, so each range
+    /// gets a call of its own. Returns the fault of each that failed.
+    fn prefetch_all(
+        &self,
+        current: &Current<'_>,
+        moves: &[(ManagedRange, Device)],
+        stream: Opaque,
+    ) -> Vec<Option<Fault>> {
+        let by_one_call = self.prefetch_batch.is_some_and(|call| Self::prefetch_batch(call, moves, stream));
+        let prefetch = |(range, device): &(ManagedRange, Device)| match by_one_call {
+            true => None,
+            false => self.prefetch(current, (range.address, range.size), *device, stream).err(),
+        };
+        moves.iter().map(prefetch).collect()
+    }
+
+    /// Prefetches ranges by one call. Returns whether it did.
+    fn prefetch_batch(prefetch: PrefetchBatch, moves: &[(ManagedRange, Device)], stream: Opaque) -> bool {
+        let mut addresses: Vec<u64> = moves.iter().map(|(range, _)| range.address).collect();
+        let mut sizes: Vec<usize> = moves.iter().map(|(range, _)| range.size).collect();
+        // A location holds until the next one begins.
+        let (mut firsts, mut locations, mut last) = (Vec::new(), Vec::new(), None);
+        for (at, (_, device)) in moves.iter().enumerate() {
+            if last.replace(*device) != Some(*device) {
+                firsts.push(at);
+                locations.push(location(*device));
+            }
+        }
+        // SAFETY: needed to call it. It reads as many of each as it is told there are. The ranges are managed allocations of
+        // the caller's, which live until the stream has been waited for, as the stream itself does.
+        let code = unsafe {
+            prefetch(
+                addresses.as_mut_ptr(),
+                sizes.as_mut_ptr(),
+                moves.len(),
+                locations.as_mut_ptr(),
+                firsts.as_mut_ptr(),
+                locations.len(),
+                0,
+                stream.as_raw(),
+            )
+        };
+        code == 0
     }
 
     /// Whether the host and the device access each other's memory coherently. Without an answer they do not.
@@ -194,12 +269,34 @@ impl Context {
             let stream = Opaque::from_number(stream);
             // Captured, it would run at each launch of the graph, also when the memory is another block's.
             match current.api().is_capturing(stream) {
-                Ok(false) => note(Step::Prefetch, calls.prefetch(&current, range, stream)),
+                Ok(false) => note(Step::Prefetch, calls.prefetch(&current, range, current.device(), stream)),
                 Ok(true) => failures.push(captured(Step::Prefetch)),
                 Err(fault) => note(Step::Prefetch, Err(fault)),
             }
         }
         Ok((address, failures))
+    }
+
+    /// Moves managed memory to the device or to the host: by preference, so that it stays there while it can be accessed there,
+    /// and at once. Returns when it has moved, with the problem of each that failed. The ranges must live until then.
+    pub(crate) fn move_managed(&self, moves: &[(ManagedRange, MoveTo)]) -> Vec<Option<String>> {
+        let outcome = self.with_stream(|current, stream| {
+            let calls = managed_calls(current)?;
+            let device = |to| if to == MoveTo::Host { HOST } else { current.device() };
+            let moves: Vec<_> = moves.iter().map(|(range, to)| (*range, device(*to))).collect();
+            let advised = moves.iter().map(|(range, device)| {
+                calls.advise(current, (range.address, range.size), SET_PREFERRED_LOCATION, *device).err()
+            });
+            let advised: Vec<_> = advised.collect();
+            let prefetched = stream.run(current, |stream| calls.prefetch_all(current, &moves, stream))?;
+            let named = |step: Step, fault: Fault| format!("{}: {}", step.name(), fault.name);
+            let problem = |(advised, prefetched): (Option<Fault>, Option<Fault>)| {
+                let of_prefetch = prefetched.map(|fault| named(Step::Prefetch, fault));
+                of_prefetch.or_else(|| advised.map(|fault| named(Step::PreferDevice, fault)))
+            };
+            Ok(advised.into_iter().zip(prefetched).map(problem).collect::<Vec<_>>())
+        });
+        outcome.unwrap_or_else(|fault| moves.iter().map(|_| Some(fault.name.clone())).collect())
     }
 
     /// Frees managed memory once the work of a stream is done. It stays allocated if [`Step::Free`] has failed.

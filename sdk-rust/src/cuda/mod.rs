@@ -51,4 +51,4 @@ pub(crate) use driver::Driver;
 pub(crate) use event::{Event, NotRecorded};
 pub(crate) use gpus::Gpus;
 pub(crate) use legacy::{HANDLE_BYTES, LegacyBlock};
-pub(crate) use managed::{Failure, Step};
+pub(crate) use managed::{Failure, ManagedRange, MoveTo, Step};

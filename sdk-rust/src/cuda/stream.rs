@@ -44,6 +44,12 @@ impl Stream {
         self.wait(current)
     }
 
+    /// Begins work on the stream, and waits for it.
+    pub(super) fn run<T>(&self, current: &Current<'_>, begin: impl FnOnce(Opaque) -> T) -> Result<T, Fault> {
+        let begun = begin(self.stream);
+        self.wait(current).map(|()| begun)
+    }
+
     /// Waits until all begun work has ended. An error here affects the whole context, which then does nothing more.
     fn wait(&self, current: &Current<'_>) -> Result<(), Fault> {
         current.api().record(self.event, self.stream)?;

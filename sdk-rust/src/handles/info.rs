@@ -37,6 +37,8 @@ pub struct AllocationInfo {
     pub in_file: Bytes,
     /// Freed bytes that a process outside the daemon's reach still has open.
     pub unreturned: Bytes,
+    /// Where managed memory was ordered.
+    pub managed: Option<ManagedPlace>,
     /// `blake3:` and 64 hexadecimal digits over the requested bytes, once it is sealed.
     pub digest: Option<String>,
     pub readers: Vec<String>,
@@ -44,6 +46,16 @@ pub struct AllocationInfo {
     /// Empty in lists.
     pub parts: Vec<PartInfo>,
     pub mapper_count: u32,
+}
+
+/// Where managed memory was ordered. Only the driver of its process knows where its pages lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ManagedPlace {
+    /// Where the last order that its client executed sent it: the device or the host. `None` if there was none, if it
+    /// failed, or if a later one calls the memory back from the host.
+    pub ordered: Option<Tier>,
+    /// Where the last order sends it that the client has not answered.
+    pub under_way: Option<Tier>,
 }
 
 /// A fixed slice of an allocation, mapped whole.
@@ -77,12 +89,20 @@ impl From<v1::Allocation> for AllocationInfo {
             copied_because: None,
             in_file: Bytes::new(wire.file_bytes),
             unreturned: Bytes::new(wire.unreturned_bytes),
+            managed: wire.managed.map(ManagedPlace::from),
             digest: Some(wire.digest).filter(|digest| !digest.is_empty()),
             readers: wire.readers,
             owner_session: Some(wire.owner_session_id).filter(|id| *id != 0).map(SessionId::from_raw),
             parts: wire.parts.into_iter().map(PartInfo::from).collect(),
             mapper_count: wire.mapper_count,
         }
+    }
+}
+
+impl From<v1::ManagedPlace> for ManagedPlace {
+    fn from(wire: v1::ManagedPlace) -> Self {
+        let given = |tier| Some(tier).filter(|tier| *tier != Tier::Unspecified);
+        Self { ordered: given(wire.ordered()), under_way: given(wire.under_way()) }
     }
 }
 

@@ -18,9 +18,18 @@ use vramd_types::{AllocationId, Bytes, Reason};
 use crate::{
     cuda::{Context, Failure, Step},
     error::{Error, Result},
-    handles::charge::Charge,
+    handles::{
+        advice::Advice,
+        charge::Charge,
+        info::Tier,
+        operations::{advise, evict},
+    },
     process::fork::ProcessBound,
-    session::{Session, check_process},
+    session::{
+        Session,
+        call_style::{CallStyle, run_ready},
+        check_process,
+    },
 };
 
 const PAGE: usize = 4096;
@@ -110,6 +119,9 @@ impl ManagedMemory {
         match Memory::allocate(session, &at, size, stream) {
             Ok((memory, failures)) => {
                 let (session, id) = (session.clone(), charge.id());
+                // Without orders it works all the same.
+                let _ =
+                    charge.take_orders(memory.address(), usize::try_from(size.get()).unwrap_or(usize::MAX));
                 Ok(Self { session, id, size, memory: Some((memory, charge)), failures })
             }
             Err(problem) => {
@@ -131,16 +143,28 @@ impl ManagedMemory {
 
     /// Its address, for the CPU and the device. On a simulated device it is ordinary memory.
     pub fn as_device_ptr(&self) -> u64 {
-        match &self.memory {
-            Some((Memory::OnDevice { address, .. }, _)) => *address,
-            Some((Memory::OfHost { start, .. }, _)) => start.as_ptr().expose_provenance() as u64,
-            None => 0,
-        }
+        self.memory.as_ref().map_or(0, |(memory, _)| memory.address())
     }
 
     /// The steps of its allocation that failed.
     pub fn failures(&self) -> &[ManagedFailure] {
         &self.failures
+    }
+
+    /// Has the daemon order it to its device. The order is executed by a thread of this process, later: then its pages are
+    /// preferred on the device, and have been brought there. Refused while the tenant would have more there than its
+    /// limit.
+    pub fn bring_in(&self) -> Result<()> {
+        check_process(&self.session)?;
+        let advice = Advice::SetLocation(Tier::Device);
+        run_ready(advise(CallStyle::Blocking, &self.session, self.id, None, advice))
+    }
+
+    /// Has the daemon order it to the host, as [`Self::bring_in`] does to the device. The device accesses it there from
+    /// then on. It stays charged, since the driver may bring its pages back.
+    pub fn evict(&self) -> Result<()> {
+        check_process(&self.session)?;
+        run_ready(evict(CallStyle::Blocking, &self.session, self.id, Tier::Host)).map(drop)
     }
 
     /// Waits for the work of a CUDA stream, frees the memory, and has the charge end. Returns the steps that failed. If the
@@ -154,6 +178,7 @@ impl ManagedMemory {
             return Vec::new();
         }
         let Some((memory, charge)) = self.memory.take() else { return Vec::new() };
+        charge.end_orders();
         let failures = memory.free(stream);
         if failures.iter().any(|failure| failure.step == Step::Free.name()) {
             charge.keep();
@@ -190,6 +215,13 @@ impl Memory {
         let layout = Layout::from_size_align(bytes.max(1), PAGE).ok()?;
         // SAFETY: needed for memory of that alignment. The layout has at least one byte.
         NonNull::new(unsafe { alloc_zeroed(layout) }).map(|start| Self::OfHost { start, layout })
+    }
+
+    fn address(&self) -> u64 {
+        match self {
+            Self::OnDevice { address, .. } => *address,
+            Self::OfHost { start, .. } => start.as_ptr().expose_provenance() as u64,
+        }
     }
 
     fn free(self, stream: u64) -> Vec<ManagedFailure> {

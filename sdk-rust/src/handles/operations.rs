@@ -8,6 +8,7 @@ use vramd_proto::v1;
 use vramd_types::{AllocationId, Reason};
 
 use std::{
+    ops::Range,
     thread,
     time::{Duration, Instant},
 };
@@ -15,8 +16,9 @@ use std::{
 use crate::{
     error::{Error, Result},
     handles::{
+        advice::Advice,
         handle::Handle,
-        info::{AllocationInfo, AllocationKind, AllocationState},
+        info::{AllocationInfo, AllocationKind, AllocationState, Tier},
         quota::OwnQuota,
         request::{AllocationRequest, Target},
     },
@@ -137,6 +139,45 @@ pub(crate) async fn charge(
     let charged = allocate(style, session, request, deadline).await;
     on_abandon.end(&charged);
     charged?.pop().ok_or_else(|| missing_field("allocation"))
+}
+
+/// Gives advice for an allocation, or for parts of it.
+pub(crate) async fn advise(
+    style: CallStyle,
+    session: &Session,
+    id: AllocationId,
+    parts: Option<Range<u32>>,
+    advice: Advice,
+) -> Result<()> {
+    let request = v1::AdviseRequest {
+        session_id: session.id().get(),
+        request_id: RequestId::random().to_vec(),
+        allocation_id: id.get(),
+        ..advice.request(parts)
+    };
+    let deadline = session.deadline();
+    let answer = style
+        .call(session, deadline, request, |mut client, request| async move { client.advise(request).await });
+    answer.await.map(drop)
+}
+
+/// Asks once for the eviction of an allocation. Returns the outcome of each part.
+pub(crate) async fn evict(
+    style: CallStyle,
+    session: &Session,
+    id: AllocationId,
+    tier: Tier,
+) -> Result<Vec<v1::PartMove>> {
+    let request = v1::EvictRequest {
+        session_id: session.id().get(),
+        request_id: RequestId::random().to_vec(),
+        allocation_id: id.get(),
+        tier: tier.into(),
+    };
+    let deadline = session.deadline();
+    let answer = style
+        .call(session, deadline, request, |mut client, request| async move { client.evict(request).await });
+    Ok(answer.await?.parts)
 }
 
 async fn allocate(

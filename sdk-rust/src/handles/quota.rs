@@ -21,9 +21,13 @@ pub struct OwnQuota {
     pub used: Bytes,
     /// The part of `used` that is cached: freed memory that the tenant's next allocations may reuse.
     pub cached: Bytes,
-    /// The part of `used` that is managed memory of this tenant's processes: ordered on the device, and not known to be
-    /// resident.
+    /// The part of `used` that is managed memory of this tenant's processes: it may be on the device, and is not known to
+    /// be.
     pub managed: Bytes,
+    /// The part of `managed` that was ordered to the device, and that its client moved there.
+    pub managed_on_device: Bytes,
+    /// The part of `managed` that was ordered to the host. It stays charged, since page faults may bring it back.
+    pub managed_on_host: Bytes,
     /// The part of `used` that was freed but that some process still has open.
     pub unreturned: Bytes,
     /// Bytes that the tenant can get now, cached memory included, while nothing moves and no other client asks.
@@ -45,6 +49,8 @@ impl From<v1::OwnQuota> for OwnQuota {
             used: Bytes::new(wire.used_bytes),
             cached: Bytes::new(wire.cached_bytes),
             managed: Bytes::new(wire.managed_bytes),
+            managed_on_device: Bytes::new(wire.managed_on_device_bytes),
+            managed_on_host: Bytes::new(wire.managed_on_host_bytes),
             unreturned: Bytes::new(wire.unreturned_bytes),
             free: Bytes::new(wire.free_bytes),
             capacity: Bytes::new(wire.capacity_bytes),

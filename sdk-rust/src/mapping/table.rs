@@ -33,7 +33,7 @@ use crate::{
     cuda::{Context, Gpus, Imported},
     error::{Error, Result},
     pins::{Words, WordsView},
-    session::pressure::Pressures,
+    session::{managed_orders::ManagedOrders, pressure::Pressures},
 };
 
 #[derive(Debug)]
@@ -41,6 +41,8 @@ pub(crate) struct Table {
     pub(super) mode: Mode,
     pub(super) gpus: Gpus,
     pub(crate) pressures: Pressures,
+    /// The managed memory that orders of the daemon may move.
+    pub(crate) managed: ManagedOrders,
     pub(super) view: WordsView,
     /// Readable once the last pin of a part that is being revoked has ended.
     pub(super) wake: Arc<OwnedFd>,
@@ -113,7 +115,8 @@ impl Table {
             draining: false,
         };
         let (state, changed, ended) = (Mutex::new(state), Changed::default(), watch::Sender::new(false));
-        Self { mode, gpus, pressures, view, wake, state, changed, ended, revokes: Arc::default() }
+        let managed = ManagedOrders::default();
+        Self { mode, gpus, pressures, managed, view, wake, state, changed, ended, revokes: Arc::default() }
     }
 
     /// Whether the SDK maps parts; otherwise it hands them over to the program.

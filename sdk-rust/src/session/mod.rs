@@ -5,6 +5,7 @@
 
 pub(crate) mod call_style;
 pub(crate) mod history;
+pub(crate) mod managed_orders;
 pub(crate) mod pressure;
 pub(crate) mod release_queue;
 pub(crate) mod socket_paths;
@@ -136,6 +137,7 @@ impl Session {
         let (link, table) = (Arc::new(link), Arc::new(table));
         let rpc = Rpc::open(&socket_paths::memory_socket(socket_dir))?;
         let releases = ReleaseQueue::start().map_err(no_thread)?;
+        table.managed.answer_by(&link);
         channel::spawn_worker(Arc::clone(&link), Arc::clone(&table)).map_err(no_thread)?;
         history::remember(socket_dir, id, &table);
         Ok(ProcessBound::new(Self {

@@ -29,6 +29,7 @@ impl Client {
             devices: None,
             unmapped_sessions: Vec::new(),
             pins: true,
+            managed_orders: false,
             pressure: false,
         };
         shell.send(Event::Hello { channel, hello });

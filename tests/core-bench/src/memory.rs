@@ -42,6 +42,7 @@ pub fn measure(allocations: u64) -> Result<Growth> {
             devices: None,
             unmapped_sessions: Vec::new(),
             pins: false,
+            managed_orders: false,
             pressure: false,
         };
         shell.send(Event::Hello { channel: ChannelId(u64::from(channel)), hello });

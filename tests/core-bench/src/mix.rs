@@ -282,6 +282,7 @@ impl Mix {
             devices: None,
             unmapped_sessions: Vec::new(),
             pins: false,
+            managed_orders: false,
             pressure: false,
         };
         self.shell.send(Event::Hello { channel: client.channel, hello });

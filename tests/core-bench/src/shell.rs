@@ -191,7 +191,8 @@ impl Shell {
             | DaemonFrame::Pressure(_)
             | DaemonFrame::Sequence { .. }
             | DaemonFrame::WorkingSet { .. }
-            | DaemonFrame::Turn { .. } => return,
+            | DaemonFrame::Turn { .. }
+            | DaemonFrame::ManagedOrders { .. } => return,
         };
         self.send(Event::Frame { channel, frame });
     }

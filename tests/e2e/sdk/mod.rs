@@ -5,6 +5,7 @@ pub(crate) mod away;
 pub(crate) mod discardable;
 pub(crate) mod finding;
 pub(crate) mod handles;
+pub(crate) mod managed;
 pub(crate) mod other_languages;
 pub(crate) mod pinning_processes;
 pub(crate) mod pins;

@@ -8,6 +8,7 @@ use broker_core::{ClientFrame, PartRange, PartRef, UnmappedPart};
 use prost::Message as _;
 use vramd::channel::frame_codec::{self, Received};
 use vramd_proto::v1::{self, client_frame::Frame};
+use vramd_types::AllocationId;
 
 use crate::{Verdict, memory};
 
@@ -16,6 +17,7 @@ use crate::{Verdict, memory};
 const MEMORY_PER_BYTE: u64 = 128;
 const PARTS_MAX: usize = 1024;
 const SET_ALLOCATIONS_MAX: usize = 4096;
+const MANAGED_ORDERS_MAX: usize = 512;
 const DETAIL_BYTES_MAX: usize = 256;
 const PROBLEM_BYTES_MAX: usize = 256;
 
@@ -49,6 +51,7 @@ fn is_allowed(frame: &Frame) -> bool {
         Frame::Sequence(_) | Frame::SequenceStepBegun(_) | Frame::SequenceEnded(_) => true,
         Frame::WorkingSet(set) => set.allocation_ids.len() <= SET_ALLOCATIONS_MAX,
         Frame::WorkingSetEnded(_) | Frame::TurnAcquire(_) | Frame::TurnYielded(_) => true,
+        Frame::ManagedOrdersDone(done) => done.failures.len() <= MANAGED_ORDERS_MAX,
         Frame::Pin(pin) => count(pin.parts.len()),
         Frame::Prefetch(asked) => count(asked.parts.len()) && asked.priority <= 255,
         Frame::Mapped(mapped) => count(mapped.parts.len()),
@@ -121,6 +124,16 @@ fn written(received: &Received) -> Frame {
         Received::Frame { frame: ClientFrame::TurnYielded { turn }, .. } => {
             Frame::TurnYielded(v1::TurnYielded { turn_id: *turn })
         }
+        Received::Frame { frame: ClientFrame::ManagedOrdersDone { number, failed }, .. } => {
+            let failure = |(id, problem): &(AllocationId, String)| v1::ManagedOrderFailure {
+                allocation_id: id.shown(),
+                problem: problem.clone(),
+            };
+            Frame::ManagedOrdersDone(v1::ManagedOrdersDone {
+                batch_id: *number,
+                failures: failed.iter().map(failure).collect(),
+            })
+        }
         Received::Frame { frame: ClientFrame::PinEnded { call }, .. } => {
             Frame::PinEnded(v1::PinEnded { call_id: *call })
         }
@@ -162,6 +175,12 @@ fn same_parts(sent: &Frame, written: &Frame) {
                 frame.parts.iter().map(|part| (part.part, part.reason)).collect()
             };
             assert_eq!(all(sent), all(written));
+        }
+        (Frame::ManagedOrdersDone(sent), Frame::ManagedOrdersDone(written)) => {
+            let all = |done: &v1::ManagedOrdersDone| -> Vec<_> {
+                done.failures.iter().map(|failure| failure.allocation_id).collect()
+            };
+            assert_eq!((sent.batch_id, all(sent)), (written.batch_id, all(written)));
         }
         (sent, written) => assert_eq!(sent, written),
     }

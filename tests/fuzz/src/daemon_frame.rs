@@ -4,9 +4,11 @@
 //! The SDK accepts what the schema allows, within the protocol's limits and with each part's reference. It
 //! equals what was sent, and can be written and read again. A refusal names its reason in one short line.
 
+use std::collections::BTreeSet;
+
 use prost::Message as _;
 use vramd_client::decode_daemon_frame;
-use vramd_proto::v1::{DaemonFrame, daemon_frame::Frame};
+use vramd_proto::v1::{DaemonFrame, Tier, daemon_frame::Frame};
 
 use crate::{Verdict, memory};
 
@@ -15,6 +17,7 @@ use crate::{Verdict, memory};
 const MEMORY_PER_BYTE: u64 = 192;
 const MAP_PARTS_MAX: usize = 128;
 const REVOKE_PARTS_MAX: usize = 1024;
+const MANAGED_ORDERS_MAX: usize = 512;
 const PROBLEM_BYTES_MAX: usize = 256;
 
 pub(crate) fn check(packet: &[u8]) -> Verdict {
@@ -41,6 +44,12 @@ fn is_allowed(frame: &Frame) -> bool {
         Frame::Welcome(_) | Frame::Refused(_) | Frame::Drain(_) | Frame::PinAnswer(_) => true,
         Frame::PrefetchProgress(_) | Frame::SequenceProgress(_) => true,
         Frame::WorkingSetAnswer(_) | Frame::TurnProgress(_) => true,
+        Frame::ManagedOrders(batch) => {
+            let named: BTreeSet<u64> = batch.orders.iter().map(|order| order.allocation_id).collect();
+            (1..=MANAGED_ORDERS_MAX).contains(&batch.orders.len())
+                && named.len() == batch.orders.len()
+                && batch.orders.iter().all(|order| matches!(order.to(), Tier::Device | Tier::Host))
+        }
         Frame::Pressure(pressure) => pressure.batch_factor.is_finite() && pressure.batch_factor > 0.0,
         Frame::Revoke(revoke) => (1..=REVOKE_PARTS_MAX).contains(&revoke.parts.len()),
         Frame::Map(map) => {

@@ -57,6 +57,7 @@ fn broker_with_one_of_each() -> Broker {
         devices: None,
         unmapped_sessions: Vec::new(),
         pins: false,
+        managed_orders: false,
         pressure: false,
     };
     broker.handle(Time::START, Event::Hello { channel, hello });

@@ -4,6 +4,7 @@ use vramd_types::{AllocationId, Bytes, DeviceIndex, ExtentId, GRANULARITY, PartI
 
 use crate::{
     broker::Broker,
+    command::{Command, DaemonFrame, ManagedOrder},
     event::{CallId, Kind, PartRef, PartSpan, RequestKey, Tier},
     eviction::AdviceChange,
     handler::mapping::frames::InitialMaps,
@@ -14,7 +15,8 @@ use crate::{
     pool::{Extent, ExtentState, Pool},
     pressure::PressureBounds,
     residency::{
-        AllocationEvent, AllocationState, AllocationTable, FdBudget, MapEvent, MapState, Mapping, Stage,
+        AllocationEvent, AllocationState, AllocationTable, EndedOrder, FdBudget, MapEvent, MapState, Mapping,
+        Stage,
     },
     sequence::SequenceId,
     tenancy::{Method, OpId, Outcome, PinCall, PinId, RequestLog, TenantId},
@@ -34,6 +36,28 @@ impl Broker {
     pub(crate) fn last_turn_waiting(&self, device: DeviceIndex) -> Option<SessionId> {
         let waiting = self.sessions.turns.on(device).filter(|(_, turn)| turn.is_waiting());
         waiting.max_by_key(|(_, turn)| turn.arrival).map(|(session, _)| session)
+    }
+
+    /// Takes the answer to orders as one to the orders that wait behind them, for `ManagedAnswerOfNewest`.
+    pub(crate) fn take_answer_for_newest(&mut self, ended: &[EndedOrder]) {
+        for order in ended.iter().filter(|order| order.problem.is_none()) {
+            if let Some(newest) = self.allocations.managed.view(order.allocation).and_then(|it| it.under_way)
+            {
+                self.allocations.managed.set_ordered(order.allocation, newest);
+            }
+        }
+    }
+
+    /// Sends an order for memory that is being freed, if it has one, for `ManagedOrderOfFreed`.
+    pub(crate) fn send_order_of_freed(&mut self, allocation: AllocationId) {
+        let to = self.allocations.managed.view(allocation).and_then(|it| it.under_way);
+        let owner = self.allocations.get(allocation).and_then(|it| it.owner);
+        let channel = owner.and_then(|owner| self.sessions.get(owner)).map(|session| session.channel);
+        if let Some((to, channel)) = to.zip(channel) {
+            let orders = vec![ManagedOrder { allocation, to }];
+            let frame = DaemonFrame::ManagedOrders { number: u64::MAX, orders };
+            self.push_command(Command::Send { channel, frame });
+        }
     }
 
     /// Returns the backing of another part of that size, for `WrittenBackToAnother`.

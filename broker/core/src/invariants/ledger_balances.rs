@@ -58,7 +58,7 @@ fn recompute(broker: &Broker, scope: &Scope) -> BTreeMap<(TenantId, Place), Acco
             }
         }
     }
-    for (_, it) in broker.allocations.managed.iter() {
+    for it in broker.allocations.managed.charges() {
         add((it.tenant(), it.place()), it.bytes(), |a| &mut a.settled);
     }
     for (_, backing) in broker.moves.backings.iter() {

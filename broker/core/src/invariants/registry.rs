@@ -47,6 +47,8 @@ registry! {
         "A write of quotas makes one accepted change of the earlier content, keeps rows of absent devices, and has the ids of the last requests.";
     MANAGED = "INV-LEDGER-7", Oracle "accounting/managed.rs",
         "Managed memory is charged to the tenant of its session until it is freed or the session ends; it is never attached, sealed or shown as resident.";
+    MANAGED_ORDERS = "INV-LEDGER-8", Oracle "accounting/managed_orders.rs",
+        "Managed memory is ordered to its device only within its tenant's limit. It is shown as ordered where its client executed the last order, and no order names freed memory.";
     EXTENTS = "INV-EXTENT-1", Recomputed "extent_backing.rs",
         "Every extent that is not cached backs one part of an existing allocation, and every such part has one extent.";
     EXTENT_RELEASED = "INV-EXTENT-2", Recomputed "extent_released.rs",

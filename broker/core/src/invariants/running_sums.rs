@@ -51,6 +51,9 @@ pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) 
         expect_equal(found, RUNNING_SUMS, what, &broker.usage.idle_on_host.iter().collect(), &idle_on_host);
         let what = || "bytes in host memory that are accessed in place".to_owned();
         expect_equal(found, RUNNING_SUMS, what, &broker.allocations.in_place().collect(), &in_place);
+        let (is, should) =
+            (broker.allocations.managed.running_sums(), broker.allocations.managed.recomputed());
+        expect_equal(found, RUNNING_SUMS, || "managed memory".to_owned(), is, &should);
         let batches = broker.line.iter().filter(|(_, it)| matches!(it.waiter, Waiter::Batch(_))).count();
         let waiting = (broker.line.iter().count().saturating_sub(batches), batches);
         expect_equal(found, RUNNING_SUMS, || "waiters".to_owned(), &broker.line.counts(), &waiting);

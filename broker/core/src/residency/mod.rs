@@ -12,7 +12,7 @@ mod table;
 
 pub(crate) use allocation::{Allocation, Entry, FilePath, Mapping, Part, Readers, mappers_of};
 pub(crate) use fd_budget::FdBudget;
-pub(crate) use managed::ManagedCharges;
+pub(crate) use managed::{EndedOrder, ManagedMemory, ManagedSums};
 pub(crate) use mapping::MapStep;
 pub use mapping::{MapEvent, MapState};
 pub(crate) use revocation::{Revocation, RevocationReport, Revocations, Stage};

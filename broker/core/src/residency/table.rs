@@ -8,7 +8,7 @@ use std::{
 
 use vramd_types::{AllocationId, Bytes, DeviceIndex, IdSource, SessionId};
 
-use super::{Allocation, AllocationState, ManagedCharges, MapState, allocation::Entry};
+use super::{Allocation, AllocationState, ManagedMemory, MapState, allocation::Entry};
 use crate::{
     collections::IdMap,
     event::PartRef,
@@ -27,7 +27,7 @@ pub(crate) struct AllocationTable {
     /// entry for zero.
     in_place: BTreeMap<(TenantId, DeviceIndex), Bytes>,
     /// Memory that clients allocate in their own processes.
-    pub(crate) managed: ManagedCharges,
+    pub(crate) managed: ManagedMemory,
     pub(crate) changed_keys: ChangedKeys<AllocationId>,
 }
 
@@ -68,7 +68,7 @@ impl AllocationTable {
             by_tenant: ByTenant::default(),
             states: Default::default(),
             in_place: BTreeMap::new(),
-            managed: ManagedCharges::default(),
+            managed: ManagedMemory::default(),
             changed_keys: ChangedKeys::default(),
         }
     }

@@ -90,6 +90,8 @@ pub(crate) struct Session {
     pub(crate) answered: u64,
     /// Whether it gets reports of pressure.
     pub(crate) wants_pressure: bool,
+    /// Whether it executes orders for its managed memory.
+    pub(crate) takes_orders: bool,
     /// Only with pins.
     pub(crate) words: Option<Box<Words>>,
 }

@@ -111,6 +111,10 @@ pub struct World {
     pub set_answers: BTreeMap<(ChannelId, u64), Option<Refusal>>,
     /// Everything that clients were told of their turns.
     pub turn_states: BTreeMap<(ChannelId, u64), Vec<TurnState>>,
+    /// The batches of orders for managed memory that clients have not answered.
+    pub managed_orders: BTreeMap<ChannelId, Vec<(u64, Vec<broker_core::ManagedOrder>)>>,
+    /// Whether the next clients speak of orders for managed memory.
+    pub takes_orders: bool,
     pub shares_sent: Vec<vramd_types::Shares>,
     calls: u64,
     channels: u64,
@@ -205,6 +209,8 @@ impl World {
             sequence_states: BTreeMap::new(),
             set_answers: BTreeMap::new(),
             turn_states: BTreeMap::new(),
+            managed_orders: BTreeMap::new(),
+            takes_orders: true,
             shares_sent: Vec::new(),
             calls: 0,
             channels: 0,
@@ -259,6 +265,9 @@ impl World {
                 }
                 Command::Send { channel, frame: DaemonFrame::Turn { turn, state } } => {
                     self.turn_states.entry((channel, turn)).or_default().push(state);
+                }
+                Command::Send { channel, frame: DaemonFrame::ManagedOrders { number, orders } } => {
+                    self.managed_orders.entry(channel).or_default().push((number, orders));
                 }
                 Command::Send { channel, frame } => self.inboxes.entry(channel).or_default().push_back(frame),
                 Command::CloseChannel { channel } => _ = self.closed.insert(channel),
@@ -513,6 +522,7 @@ impl World {
             devices,
             unmapped_sessions,
             pins,
+            managed_orders: self.takes_orders,
             pressure: self.subscribes_to_pressure,
         };
         self.event(Event::Hello { channel, hello });

@@ -1,10 +1,14 @@
 //! Managed memory, which is ordinary memory of the process here, and the calls that place it, of CUDA 12 and 13.
 //!
-//! Each call is noted with what it says: `cuMemAdvise_v2(3:1.0)` is the advice 3 for device 0.
+//! Each call is noted with what it says: `cuMemAdvise_v2(3:1.0)` is the advice 3 for device 0, and
+//! `cuMemPrefetchBatchAsync(2:1.0)` a prefetch of two ranges to it.
 #![allow(unsafe_code, reason = "symbols are exported under their own names")]
 #![allow(non_snake_case, reason = "the names are CUDA's")]
 
-use std::ffi::{c_int, c_uint};
+use std::{
+    ffi::{c_int, c_uint, c_ulonglong},
+    slice,
+};
 
 use crate::{
     cuda::{Location, current, status_of},
@@ -99,6 +103,50 @@ extern "C" fn cuMemPrefetchAsync_v2(
         return INVALID_VALUE;
     }
     placed(&format!("cuMemPrefetchAsync_v2({stream:x}"), address, size, to)
+}
+
+/// Prefetches ranges, each to the last location that begins at it or before.
+///
+/// # Safety
+/// There are as many of each as the numbers say.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn cuMemPrefetchBatchAsync(
+    addresses: *const u64,
+    sizes: *const usize,
+    count: usize,
+    locations: *const Location,
+    firsts: *const usize,
+    location_count: usize,
+    flags: c_ulonglong,
+    stream: usize,
+) -> u32 {
+    begin!("cuMemPrefetchBatchAsync");
+    if count == 0 || location_count == 0 || location_count > count || flags != 0 || stream == 0 {
+        return INVALID_VALUE;
+    }
+    // SAFETY: the caller has as many of each.
+    let (addresses, sizes, locations, firsts) = unsafe {
+        (
+            slice::from_raw_parts(addresses, count),
+            slice::from_raw_parts(sizes, count),
+            slice::from_raw_parts(locations, location_count),
+            slice::from_raw_parts(firsts, location_count),
+        )
+    };
+    let ascends = firsts.windows(2).all(|pair| pair[0] < pair[1]);
+    if firsts[0] != 0 || !ascends || firsts.last().is_some_and(|last| *last >= count) {
+        return INVALID_VALUE;
+    }
+    let ends = firsts[1..].iter().copied().chain([count]);
+    for ((location, first), end) in locations.iter().zip(firsts).zip(ends) {
+        let to = format!("{}:{}.{}", end - first, location.kind, location.id);
+        script().note(&format!("cuMemPrefetchBatchAsync({to})"));
+        if !matches!(location.kind, IN_HOST | ON_DEVICE) {
+            return INVALID_VALUE;
+        }
+    }
+    let are_managed = addresses.iter().zip(sizes).all(|(address, size)| is_managed(*address, *size));
+    status_of(current().is_some() && are_managed)
 }
 
 #[unsafe(no_mangle)]

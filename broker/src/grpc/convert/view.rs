@@ -4,9 +4,9 @@ use std::time::{Duration, SystemTime};
 
 use broker_core::{
     AdviceView, Adviser, AllocationState, AllocationView, Backing, ChannelId, DeviceView, Kind, Lifetime,
-    MapState, MapperView, MemoryClass, OwnQuotaView, PartMove, PartNeed, PartRevocation, PartView, Pattern,
-    PlacedBy, Placement, PlacementSum, QuotaView, Refusal, Released, SessionState, SessionView, Slot,
-    Speculation, TierView, Time,
+    ManagedView, MapState, MapperView, MemoryClass, OwnQuotaView, PartMove, PartNeed, PartRevocation,
+    PartView, Pattern, PlacedBy, Placement, PlacementSum, QuotaView, Refusal, Released, SessionState,
+    SessionView, Slot, Speculation, Tier, TierView, Time,
 };
 use prost_types::Timestamp;
 use vramd_proto::v1;
@@ -48,6 +48,7 @@ pub(in crate::grpc) fn allocation(view: AllocationView, reader: For) -> v1::Allo
         accessed_by_device: view.accessed_by_device,
         advised_parts: view.advice.iter().map(|advised| advised_parts(*advised, view.as_of)).collect(),
         speculation: speculation(view.speculation),
+        managed: view.managed.map(managed_place),
         file: view.file.unwrap_or_default(),
         file_bytes: view.in_file.get(),
     }
@@ -74,6 +75,11 @@ pub(in crate::grpc) fn allocation_in_use(
         mapper.usage = usage.into();
     }
     allocation
+}
+
+fn managed_place(view: ManagedView) -> v1::ManagedPlace {
+    let shown = |place: Option<Tier>| place.map_or(v1::Tier::Unspecified, tier).into();
+    v1::ManagedPlace { ordered: shown(view.ordered), under_way: shown(view.under_way) }
 }
 
 fn speculation(view: Speculation) -> Option<v1::Speculation> {
@@ -248,7 +254,9 @@ pub(in crate::grpc) fn quota(view: QuotaView) -> v1::Quota {
         default_quota: view.default_quota,
         device_absent: view.device_absent,
         cached_bytes: in_force.cached.get(),
-        managed_bytes: in_force.managed.get(),
+        managed_bytes: in_force.managed.charged.get(),
+        managed_on_device_bytes: in_force.managed.on_device.get(),
+        managed_on_host_bytes: in_force.managed.on_host.get(),
     }
 }
 
@@ -261,7 +269,9 @@ pub(in crate::grpc) fn own_quota(view: OwnQuotaView) -> v1::OwnQuota {
         limit_bytes: view.in_force.limit.get(),
         used_bytes: view.in_force.charged.get(),
         cached_bytes: view.in_force.cached.get(),
-        managed_bytes: view.in_force.managed.get(),
+        managed_bytes: view.in_force.managed.charged.get(),
+        managed_on_device_bytes: view.in_force.managed.on_device.get(),
+        managed_on_host_bytes: view.in_force.managed.on_host.get(),
         unreturned_bytes: view.in_force.unreturned.get(),
         free_bytes: view.free.get(),
         capacity_bytes: view.capacity.get(),
@@ -305,7 +315,9 @@ pub(in crate::grpc) fn device(view: DeviceView) -> v1::DeviceStatus {
         committed_bytes: view.committed.get(),
         shortfall_bytes: view.shortfall.get(),
         cached_bytes: view.cached.get(),
-        managed_bytes: view.managed.get(),
+        managed_bytes: view.managed.charged.get(),
+        managed_on_device_bytes: view.managed.on_device.get(),
+        managed_on_host_bytes: view.managed.on_host.get(),
         host_capacity_bytes: view.host.map_or(0, |host| host.capacity.get()),
         host_held_bytes: view.host.map_or(0, |host| host.charged.get()),
         disk_capacity_bytes: view.disk.map_or(0, |disk| disk.capacity.get()),
@@ -386,7 +398,7 @@ pub(in crate::grpc) fn session_state(state: SessionState) -> v1::SessionState {
 
 #[cfg(test)]
 mod tests {
-    use broker_core::{Pressure, Tier};
+    use broker_core::{ManagedBytes, Pressure};
     use vramd_types::{Bytes, DeviceIndex};
 
     use super::*;
@@ -413,6 +425,7 @@ mod tests {
             in_file: Bytes::ZERO,
             file: None,
             unreturned: Bytes::ZERO,
+            managed: None,
             digest: Some([0xab; 32]),
             readers: vec!["*".to_owned()],
             owner: None,
@@ -490,7 +503,7 @@ mod tests {
             cached: Bytes::ZERO,
             cached_smaller: Bytes::ZERO,
             cached_larger: Bytes::ZERO,
-            managed: Bytes::ZERO,
+            managed: ManagedBytes::default(),
             host: Some(tier),
             disk: None,
             moving_in: Bytes::ZERO,

@@ -71,7 +71,7 @@ pub(super) fn places(quotas: &[QuotaView]) -> Places {
             cached: Bytes::ZERO,
             cached_smaller: Bytes::ZERO,
             cached_larger: Bytes::ZERO,
-            managed: Bytes::ZERO,
+            managed: broker_core::ManagedBytes::default(),
             host: Some(host),
             disk: None,
             moving_in: Bytes::ZERO,

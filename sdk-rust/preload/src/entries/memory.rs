@@ -78,7 +78,15 @@ pub(crate) fn alloc_managed(real: Real<'_>, address: *mut u64, size: usize, _fla
     }
     match place() {
         Some((session, Place::Primary(device))) => match device.primary() {
-            Ok(Some(context)) => charge_uncounted(real, (session, device, context), address, size as u64),
+            Ok(Some(context)) => {
+                let code = charge_uncounted(real, (session, device, context), address, size as u64);
+                if code == 0
+                    && let Some(at) = written(address)
+                {
+                    session.heap.take_orders(at);
+                }
+                code
+            }
             _ => real.call(),
         },
         Some((session, Place::Other(device, context))) => {
@@ -94,6 +102,7 @@ pub(crate) fn free(real: Real<'_>, address: u64) -> u32 {
     let Some(session) = session::existing() else { return real.call() };
     let Some(block) = session.heap.take(address) else { return real.call() };
     if block.is_of_driver() {
+        block.end_orders();
         let code = real.call();
         if code != 0 {
             session.heap.insert(address, block);

@@ -30,7 +30,12 @@ pub(super) struct Copy(pub(super) PathBuf);
 
 impl FakeDriver {
     pub(crate) fn load() -> Self {
-        let copy = Copy::new(&[]);
+        Self::load_built(&[])
+    }
+
+    /// A driver that is built with these options.
+    pub(crate) fn load_built(options: &[&str]) -> Self {
+        let copy = Copy::new(options);
         let driver = Arc::new(Driver::load(&copy.0).unwrap());
         // SAFETY: needed to open it. It is the library of this test, opened already.
         let library = unsafe { Library::new(&copy.0) }.unwrap();

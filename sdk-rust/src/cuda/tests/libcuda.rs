@@ -1,6 +1,6 @@
 //! A CUDA driver that is none, for tests: what is imported are memfds, device addresses are addresses of this process.
 //! It writes down each call, fails those that it is told to, and complains of calls without a context. Built by the
-//! tests with `rustc`; `--cfg without_set_access` makes an older driver.
+//! tests with `rustc`; `--cfg without_set_access` and `--cfg without_batch` make older drivers.
 #![allow(non_snake_case, clippy::missing_safety_doc)]
 
 use std::{
@@ -341,4 +341,66 @@ pub extern "C" fn cuEventQuery(event: usize) -> u32 {
 pub extern "C" fn cuEventDestroy_v2(event: usize) -> u32 {
     EVENTS.lock().unwrap().remove(&event);
     within("cuEventDestroy", String::new())
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Location {
+    kind: u32,
+    id: i32,
+}
+impl std::fmt::Display for Location {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}.{}", self.kind, self.id)
+    }
+}
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemAllocManaged(_address: *mut u64, size: usize, flags: u32) -> u32 {
+    within("cuMemAllocManaged", format!("size {size} flags {flags}"))
+}
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemFree_v2(address: u64) -> u32 {
+    within("cuMemFree_v2", format!("{address:x}"))
+}
+#[unsafe(no_mangle)]
+pub extern "C" fn cuDeviceGetAttribute(_value: *mut c_int, attribute: u32, _device: c_int) -> u32 {
+    call("cuDeviceGetAttribute", format!("{attribute}"))
+}
+#[unsafe(no_mangle)]
+pub extern "C" fn cuStreamSynchronize(stream: usize) -> u32 {
+    within("cuStreamSynchronize", format!("{stream:x}"))
+}
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemAdvise_v2(address: u64, size: usize, advice: u32, to: Location) -> u32 {
+    within("cuMemAdvise_v2", format!("{address:x}+{size} {advice}:{to}"))
+}
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemPrefetchAsync_v2(address: u64, size: usize, to: Location, flags: u32, stream: usize) -> u32 {
+    within("cuMemPrefetchAsync_v2", format!("{address:x}+{size} {to} flags {flags} on {stream:x}"))
+}
+#[cfg(not(without_batch))]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemPrefetchBatchAsync(
+    addresses: *const u64,
+    sizes: *const usize,
+    count: usize,
+    locations: *const Location,
+    firsts: *const usize,
+    location_count: usize,
+    flags: u64,
+    stream: usize,
+) -> u32 {
+    // SAFETY: the caller hands over as many of each as it says, as it does to the driver.
+    let (addresses, sizes, locations, firsts) = unsafe {
+        (
+            std::slice::from_raw_parts(addresses, count),
+            std::slice::from_raw_parts(sizes, count),
+            std::slice::from_raw_parts(locations, location_count),
+            std::slice::from_raw_parts(firsts, location_count),
+        )
+    };
+    let ranges: Vec<_> = addresses.iter().zip(sizes).map(|(at, size)| format!("{at:x}+{size}")).collect();
+    let places: Vec<_> = firsts.iter().zip(locations).map(|(first, to)| format!("{first}:{to}")).collect();
+    let (ranges, places) = (ranges.join(","), places.join(","));
+    within("cuMemPrefetchBatchAsync", format!("{ranges} {places} flags {flags} on {stream:x}"))
 }

@@ -2,6 +2,7 @@
 
 mod fake;
 mod loading;
+mod managed_orders;
 mod mapping;
 mod registering;
 mod streams;

@@ -21,6 +21,7 @@ use crate::{
     handles::{
         advice::Advice,
         info::{AllocationInfo, AllocationKind, AllocationState, Lifetime, Tier},
+        operations,
         staging::StagingBuffer,
     },
     mapping::{Base, Label, Space, Until, Window},
@@ -287,17 +288,7 @@ impl Handle {
         advice: Advice,
     ) -> Result<()> {
         check_process(&self.session)?;
-        let request = v1::AdviseRequest {
-            session_id: self.session.id().get(),
-            request_id: RequestId::random().to_vec(),
-            allocation_id: self.info.id.get(),
-            ..advice.request(parts)
-        };
-        let deadline = self.session.deadline();
-        let answer = style.call(&self.session, deadline, request, |mut client, request| async move {
-            client.advise(request).await
-        });
-        answer.await.map(drop)
+        operations::advise(style, &self.session, self.info.id, parts, advice).await
     }
 
     /// Unmaps and frees it.
@@ -353,27 +344,13 @@ impl Handle {
         check_process(&self.session)?;
         let until = self.session.deadline().min(Instant::now() + SETTLE_TIMEOUT);
         loop {
-            let parts = self.evict_once(style, tier).await?;
+            let parts = operations::evict(style, &self.session, self.info.id, tier).await?;
             let settles = self.is_unpinned_here() && parts.iter().all(|part| self.may_move_soon(part));
             match parts.into_iter().find_map(|part| self.not_moved(part)) {
                 Some(_) if settles && Instant::now() < until => style.pause(SETTLE_POLL).await,
                 stayed => return stayed.map_or(Ok(()), Err),
             }
         }
-    }
-
-    async fn evict_once(&self, style: CallStyle, tier: Tier) -> Result<Vec<v1::PartMove>> {
-        let request = v1::EvictRequest {
-            session_id: self.session.id().get(),
-            request_id: RequestId::random().to_vec(),
-            allocation_id: self.info.id.get(),
-            tier: tier.into(),
-        };
-        let deadline = self.session.deadline();
-        let answer = style.call(&self.session, deadline, request, |mut client, request| async move {
-            client.evict(request).await
-        });
-        Ok(answer.await?.parts)
     }
 
     fn is_unpinned_here(&self) -> bool {

@@ -72,6 +72,8 @@ fn quota_rows(quotas: &[OwnQuota], output: &Output) -> String {
         Column::number("FREE").always(),
         Column::number("CACHED"),
         Column::number("MANAGED"),
+        Column::number("ORDERED HERE"),
+        Column::number("ORDERED TO HOST"),
         Column::number("UNRETURNED"),
         Column::text("NOTE"),
     ];
@@ -87,6 +89,8 @@ fn quota_rows(quotas: &[OwnQuota], output: &Output) -> String {
                 size_or_dash(quota.free.get()),
                 size_or_dash(quota.cached.get()),
                 size_or_dash(quota.managed.get()),
+                size_or_dash(quota.managed_on_device.get()),
+                size_or_dash(quota.managed_on_host.get()),
                 size_or_dash(quota.unreturned.get()),
                 if quota.is_default { "default" } else { "" }.to_owned(),
             ]
@@ -137,6 +141,8 @@ fn quota_json(quota: &OwnQuota) -> Value {
         "free_bytes": quota.free.get(),
         "cached_bytes": quota.cached.get(),
         "managed_bytes": quota.managed.get(),
+        "managed_on_device_bytes": quota.managed_on_device.get(),
+        "managed_on_host_bytes": quota.managed_on_host.get(),
         "unreturned_bytes": quota.unreturned.get(),
         "capacity_bytes": quota.capacity.get(),
         "default_quota": quota.is_default,

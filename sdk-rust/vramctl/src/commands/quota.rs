@@ -140,6 +140,8 @@ pub(crate) fn rows(quotas: &[v1::Quota], names: &DeviceNames) -> String {
         Column::number("RESERVED"),
         Column::number("CACHED"),
         Column::number("MANAGED"),
+        Column::number("ORDERED HERE"),
+        Column::number("ORDERED TO HOST"),
         Column::number("UNRETURNED"),
         Column::text("NOTE"),
     ];
@@ -160,6 +162,8 @@ pub(crate) fn rows(quotas: &[v1::Quota], names: &DeviceNames) -> String {
                 size_or_dash(quota.reserved_bytes),
                 size_or_dash(quota.cached_bytes),
                 size_or_dash(quota.managed_bytes),
+                size_or_dash(quota.managed_on_device_bytes),
+                size_or_dash(quota.managed_on_host_bytes),
                 size_or_dash(quota.unreturned_bytes),
                 note(quota).to_owned(),
             ]
@@ -181,6 +185,8 @@ pub(crate) fn to_json(quota: &v1::Quota) -> Value {
         "reserved_bytes": in_force(quota.reserved_bytes),
         "cached_bytes": in_force(quota.cached_bytes),
         "managed_bytes": in_force(quota.managed_bytes),
+        "managed_on_device_bytes": in_force(quota.managed_on_device_bytes),
+        "managed_on_host_bytes": in_force(quota.managed_on_host_bytes),
         "unreturned_bytes": in_force(quota.unreturned_bytes),
         "default_quota": quota.default_quota,
         "device_absent": quota.device_absent,

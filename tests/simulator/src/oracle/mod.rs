@@ -57,6 +57,8 @@ pub struct Oracle {
 /// The event that is being handled, and what the oracle has seen of its effects so far.
 #[derive(Debug, Default)]
 struct Step {
+    /// Managed memory whose orders the client has answered.
+    answered_orders: Vec<vramd_types::AllocationId>,
     call: Option<(broker_core::CallId, Call)>,
     expected: Option<Refusal>,
     repeat: requests::repeats::Expected,
@@ -264,6 +266,9 @@ impl Oracle {
                 DaemonFrame::WorkingSet { number, refusal } => {
                     self.check_set_answer(*channel, *number, refusal.as_ref());
                 }
+                DaemonFrame::ManagedOrders { number, orders } => {
+                    self.check_orders_frame(*channel, *number, orders);
+                }
                 DaemonFrame::Turn { turn, state } => self.check_turn_frame(*channel, *turn, state),
                 DaemonFrame::Refused(_) | DaemonFrame::Drain { .. } => {}
             },
@@ -307,6 +312,9 @@ impl Oracle {
             Command::StoreQuotas(stored) => self.stage_quotas(stored),
             Command::Notice(Notice::ManagedCharged { allocation, session, device, bytes }) => {
                 self.record_managed(*allocation, *session, *device, *bytes);
+            }
+            Command::Notice(Notice::ManagedOrdered { allocation, session, to }) => {
+                self.record_managed_order(*allocation, *session, *to);
             }
             Command::Notice(Notice::AllocationGone { allocation, .. }) => {
                 self.record_managed_end(*allocation)
@@ -462,6 +470,7 @@ impl Oracle {
         self.check_expected_refusal();
         self.expect_session_memory_freed(broker);
         self.check_managed_sessions();
+        self.check_managed_orders(broker);
         self.forget_uncertain_fences();
         self.check_in_place_unmaps();
         self.check_stalls();

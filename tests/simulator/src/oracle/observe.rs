@@ -41,6 +41,7 @@ impl Oracle {
                 let asked = Asked::Client { session: *session, peer: *peer, request: request.clone() };
                 self.record_call(*call, self.new_call(asked, *key));
                 if let ClientRequest::Evict(id, _) = request
+                    && !self.is_managed(*id)
                     && self.step.repeat.is_new()
                     && self.step.expected.is_none()
                 {
@@ -208,6 +209,7 @@ impl Oracle {
             ClientFrame::TurnRequested { turn, set, wait } => {
                 self.record_turn_request(id, *turn, *set, *wait)
             }
+            ClientFrame::ManagedOrdersDone { number, failed } => self.record_orders_done(id, *number, failed),
             ClientFrame::TurnYielded { turn } => self.record_turn_yield(id, *turn),
         };
         self.step.offender = (!fits).then_some(id);

@@ -12,6 +12,7 @@ mod gang;
 mod insistence;
 mod lanes;
 mod lull;
+mod managed;
 mod node;
 mod policies;
 mod prefetches;
@@ -36,6 +37,7 @@ pub use gang::{GANG_PID, Gang};
 pub use insistence::Insistence;
 pub use lanes::Lanes;
 pub use lull::Lull;
+pub use managed::ManagedOrdering;
 pub(crate) use node::pressure;
 pub use policies::Policies;
 pub use prefetches::Prefetching;
@@ -144,6 +146,8 @@ pub struct Scenario {
     pub working_sets: Option<WorkingSets>,
     /// Orders of pins that the daemon can learn, if any.
     pub strolls: Option<Strolls>,
+    /// Managed memory that is ordered to and fro, if any.
+    pub managed: Option<ManagedOrdering>,
     /// Unequal tenants, if any.
     pub classes: Option<Classes>,
 }
@@ -255,6 +259,7 @@ impl Scenario {
             sequencing: Sequencing::draw(plan.seed),
             working_sets,
             strolls,
+            managed: ManagedOrdering::draw(plan.seed),
             classes,
         }
     }

@@ -49,6 +49,7 @@ impl World {
             self.prefetch_some(pid, number);
             self.sequence_some(pid, number);
             self.take_turns(pid, number);
+            self.order_some(pid, number);
             self.act_as(pid, &mut dice);
         }
     }

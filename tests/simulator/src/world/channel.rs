@@ -44,6 +44,7 @@ impl World {
             devices: seat.devices.clone(),
             unmapped_sessions: unmapped,
             pins: seat.pins,
+            managed_orders: true,
             pressure: seat.hears_pressure,
         };
         self.channels.insert(channel, Channel::new(pid));

@@ -18,6 +18,7 @@ mod harvest;
 mod insist;
 mod lanes;
 mod lie;
+mod managed;
 mod operator;
 mod pin;
 mod prefetch;
@@ -219,6 +220,7 @@ impl World {
             Action::Operate => self.operate(),
             Action::Harvest => self.harvest_again(),
             Action::Work(channel) => self.work(channel),
+            Action::Say(channel, frame) => self.say(channel, frame),
             Action::Write(channel, part) => self.write_at_once(channel, part),
             Action::OtherPrograms => self.change_other_programs(),
             Action::Insist => self.insist(),

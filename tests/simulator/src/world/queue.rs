@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use broker_core::{ChannelId, Event, PartRef, StoredQuotas, Time};
+use broker_core::{ChannelId, ClientFrame, Event, PartRef, StoredQuotas, Time};
 
 use super::driver::Job;
 
@@ -16,6 +16,8 @@ pub(super) enum Action {
     Harvest,
     /// The worker of a client takes its next frame.
     Work(ChannelId),
+    /// Another thread of a client than its worker sends a frame.
+    Say(ChannelId, ClientFrame),
     /// An event reaches the broker.
     Arrive(Event),
     /// A process writes a part at once, if it is mapped by this channel.

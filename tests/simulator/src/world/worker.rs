@@ -51,6 +51,7 @@ impl World {
             | DaemonFrame::Prefetch { .. } => {}
             DaemonFrame::Sequence { number, state } => self.hear_of_sequence(pid, number, &state),
             DaemonFrame::WorkingSet { number, refusal } => self.hear_of_set(pid, number, refusal.is_some()),
+            DaemonFrame::ManagedOrders { number, orders } => self.execute_orders(id, pid, number, &orders),
             DaemonFrame::Turn { turn, state } => self.hear_of_turn(pid, turn, &state),
         }
         self.wake_worker(id);

@@ -10,7 +10,7 @@ use crate::{
     checks::{MIB, begin, end_block, expect, memory_info, new_stream, ordered_block},
     door::{Driver, cuda},
     pools::{end_pool, from_pool, new_pool},
-    scenes::block,
+    scenes::{block, wait_for_test},
 };
 
 fn end_ordered(driver: &Driver, address: u64) -> Result<(), String> {
@@ -91,6 +91,19 @@ pub(crate) fn kept_and_charged(driver: &Driver) -> Result<(), String> {
         ptr::from_mut(&mut address) => *mut u64, 100 * MIB => usize, 1 => c_uint));
     expect("cuMemAllocManaged", code, 0)?;
     end_block(driver, address)
+}
+
+/// Managed memory, while the test has it ordered elsewhere.
+pub(crate) fn managed(driver: &Driver) -> Result<(), String> {
+    begin(driver);
+    let mut addresses = [0; 2];
+    for address in &mut addresses {
+        let code = cuda!(driver, cuMemAllocManaged(
+            ptr::from_mut(address) => *mut u64, 10 * MIB => usize, 1 => c_uint));
+        expect("cuMemAllocManaged", code, 0)?;
+    }
+    wait_for_test("ready")?;
+    addresses.into_iter().try_for_each(|address| end_block(driver, address))
 }
 
 /// On a full device a program first gives up what it keeps itself, and does not wait for others.

@@ -45,6 +45,7 @@ pub(crate) fn play(name: &str, more: &[&str], driver: &Driver) -> Result<(), Str
         "kept" => frees::kept(driver),
         "kept-and-charged" => frees::kept_and_charged(driver),
         "kept-and-full" => frees::kept_and_full(driver),
+        "managed" => frees::managed(driver),
         "nvml" => nvml(driver),
         "rounds" => turns::rounds(driver, more),
         "captured" => turns::captured(driver),

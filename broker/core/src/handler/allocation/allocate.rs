@@ -209,7 +209,7 @@ impl Broker {
         let place = Place::device(device);
         match self.ledger.charge_managed(tenant, place, bytes) {
             Ok(charge) => {
-                self.allocations.managed.insert(id, charge);
+                self.allocations.managed.insert(id, session, charge);
                 self.push_notice(Notice::ManagedCharged { allocation: id, session, device, bytes });
                 Ok(())
             }

@@ -6,6 +6,7 @@
 //! - `created`: the driver's answers to ordered extents
 //! - `attach`: `Attach`
 //! - `seal`: `Seal`
+//! - `managed`: orders for managed memory, which its client executes
 //! - `release`: `FreeBatch`, `Detach`, and the release of memory
 //! - `unmap`: mappings of an allocation that begin or end for good
 //! - `after_move`: the work that follows from a part's move
@@ -16,6 +17,7 @@ mod allocate;
 pub(super) mod attach;
 mod created;
 pub(super) mod load_file;
+mod managed;
 mod release;
 mod seal;
 mod unmap;

@@ -378,6 +378,7 @@ impl Broker {
     /// Ends the charge of managed memory: the client has freed it, or has ended.
     fn discharge_managed(&mut self, id: AllocationId) {
         planted!(self, ManagedChargeKept => return);
+        planted!(self, ManagedOrderOfFreed => self.send_order_of_freed(id));
         if let Some(charge) = self.allocations.managed.take(id) {
             self.ledger.discharge(charge);
             self.follow_ups.push(Fact::RoomFreed);

@@ -35,6 +35,7 @@ impl Broker {
             ClientFrame::WorkingSetEnded { number } => self.on_working_set_ended(id, number),
             ClientFrame::TurnRequested { turn, set, wait } => self.on_turn_requested(id, turn, set, wait),
             ClientFrame::TurnYielded { turn } => self.on_turn_yielded(id, turn),
+            ClientFrame::ManagedOrdersDone { number, failed } => self.on_orders_done(id, number, failed),
             ClientFrame::SequenceEnded { number } => self.on_sequence_ended(id, number),
         };
         planted!(self, WrongAnswerAccepted => taken = Ok(()));

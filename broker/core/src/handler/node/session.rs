@@ -87,6 +87,7 @@ impl Broker {
             requests: RequestLog::default(),
             answered: 0,
             wants_pressure: hello.pressure,
+            takes_orders: hello.managed_orders,
             words: hello.pins.then(|| Box::new(Words::new(limits.words_per_session_max.max(1), words_due))),
         };
         self.sessions.insert(id, session);
@@ -198,6 +199,7 @@ impl Broker {
         self.end_sequences_of(id);
         self.end_prefetches_of(id);
         self.moves.prefetches.learnt.forget_session(id);
+        self.allocations.managed.abandon(id);
         self.drop_unsent(id);
         self.note_revocations_of(id);
         let Some(session) = self.sessions.get_mut(id) else { return };

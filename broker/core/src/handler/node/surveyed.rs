@@ -26,7 +26,7 @@ impl Broker {
         let (place, host) = (Place::device(device), Place { device, tier: Tier::Host });
         let before = [place, host].map(|place| (place, self.fill(place)));
         // The driver counts resident pages of managed memory as another program's, and its tenant is charged for them.
-        let explained = self.allocations.managed.sum_in(place);
+        let explained = self.allocations.managed.sums_in(place).charged;
         planted!(self, ManagedCountedTwice => explained = Bytes::ZERO);
         let unbrokered = unbrokered.saturating_sub(explained);
         if self.ledger.balances(place).is_some_and(|balances| balances.unbrokered() != unbrokered) {

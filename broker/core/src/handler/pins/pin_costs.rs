@@ -70,6 +70,7 @@ impl Fenced {
             devices: None,
             unmapped_sessions: Vec::new(),
             pins: true,
+            managed_orders: false,
             pressure: false,
         };
         world.event(Event::Hello { channel: CHANNEL, hello });

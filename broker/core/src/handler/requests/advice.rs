@@ -33,7 +33,7 @@ impl Broker {
         if allocation.state == AllocationState::Freeing {
             return Err(not_found());
         }
-        check_takes_advice(allocation.kind)?;
+        let kind = allocation.kind;
         let is_withdrawal = match advice {
             Advice::SetAccessedBy => false,
             Advice::UnsetAccessedBy => true,
@@ -42,6 +42,11 @@ impl Broker {
         if !is_withdrawal && self.is_advice_forbidden(allocation.tenant) {
             return Err(Refusal::AdviceForbidden { tenant: self.tenants.name(allocation.tenant).to_owned() });
         }
+        if let (Kind::Managed, Some(to)) = (kind, preferred_location(advice)) {
+            self.order_managed(id, to)?;
+            return Ok(Started::Done(Outcome::Advised(id)));
+        }
+        check_takes_advice(kind)?;
         match advice {
             Advice::SetAccessedBy => self.advise_access(id, advice, true),
             Advice::UnsetAccessedBy => self.advise_access(id, advice, false),
@@ -207,6 +212,14 @@ impl Broker {
         if !self.moves.migrations.contains(part) && self.is_in_place(part) {
             self.serve_part_waiters(part);
         }
+    }
+}
+
+/// The location that advice prefers for all of an allocation. For managed memory it is an order.
+const fn preferred_location(advice: Advice) -> Option<Tier> {
+    match advice {
+        Advice::Retain { parts: None, change: Retention::Location(location) } => location,
+        _ => None,
     }
 }
 

@@ -17,9 +17,9 @@ use crate::{
     ledger::Place,
     limits::{MOMENT, PARTS_STARTED_PER_EVENT},
     ops::{MoveGoal, OpKind, PerPart},
-    residency::{Allocation, AllocationState},
+    residency::AllocationState,
     shell::Timer,
-    tenancy::{OpId, TenantId},
+    tenancy::{OpId, Outcome, TenantId},
 };
 
 impl Broker {
@@ -29,8 +29,16 @@ impl Broker {
         Ok(Started::Waiting(OpKind::Revoke { parts, wait }))
     }
 
-    pub(crate) fn move_parts(&self, target: &Target, parts: Vec<PartIndex>, goal: MoveGoal) -> Start {
+    pub(crate) fn move_parts(&mut self, target: &Target, parts: Vec<PartIndex>, goal: MoveGoal) -> Start {
         let (id, allocation) = self.find_any(target)?;
+        if let (Kind::Managed, MoveGoal::In(tier)) = (allocation.kind, goal) {
+            if !parts.is_empty() {
+                let problem = "managed memory has no parts: it moves as a whole";
+                return Err(Refusal::RequestInvalid { field: "part_indexes", problem });
+            }
+            self.order_managed(id, tier)?;
+            return Ok(Started::Done(Outcome::PartsMoved { allocation: id, parts: Box::default() }));
+        }
         let tier = match goal {
             MoveGoal::In(tier) => tier,
             MoveGoal::WrittenBack => {
@@ -51,7 +59,13 @@ impl Broker {
     }
 
     /// Moves an allocation down at its owner's request, as an operator's order does.
-    pub(crate) fn evict(&self, session: SessionId, tenant: TenantId, id: AllocationId, tier: Tier) -> Start {
+    pub(crate) fn evict(
+        &mut self,
+        session: SessionId,
+        tenant: TenantId,
+        id: AllocationId,
+        tier: Tier,
+    ) -> Start {
         let owned = self.check_owner(session, tenant, id);
         planted!(self, EvictedByOthers => owned = Ok(()));
         owned?;
@@ -69,16 +83,6 @@ impl Broker {
             Kind::Fixed => Err(Refusal::KindUnsupported { kind }),
             Kind::Managed => Err(Refusal::KindUnsupported { kind: "moved managed" }),
             Kind::Movable => Ok(id),
-        }
-    }
-
-    /// Finds an allocation that is neither being made, sealed nor freed.
-    pub(crate) fn find_settled(&self, target: &Target) -> Result<(AllocationId, &Allocation), Refusal> {
-        let (id, allocation) = self.find_any(target)?;
-        match allocation.state {
-            AllocationState::Open | AllocationState::Sealed => Ok((id, allocation)),
-            AllocationState::Freeing => Err(Refusal::AllocationNotFound { allocation: target.to_string() }),
-            _ => Err(Refusal::Raced { allocation: id }),
         }
     }
 

@@ -60,6 +60,16 @@ impl Broker {
         Ok(id.and_then(|id| Some((id, self.allocations.get(id)?))))
     }
 
+    /// Finds an allocation that is neither being made, sealed nor freed.
+    pub(crate) fn find_settled(&self, target: &Target) -> Result<(AllocationId, &Allocation), Refusal> {
+        let (id, allocation) = self.find_any(target)?;
+        match allocation.state {
+            AllocationState::Open | AllocationState::Sealed => Ok((id, allocation)),
+            AllocationState::Freeing => Err(Refusal::AllocationNotFound { allocation: target.to_string() }),
+            _ => Err(Refusal::Raced { allocation: id }),
+        }
+    }
+
     pub(crate) fn check_owner(
         &self,
         session: SessionId,

@@ -156,7 +156,7 @@ impl Broker {
             .collect();
         let place = Place::device(turn.device);
         let mut sums: BTreeMap<TenantId, Bytes> = BTreeMap::new();
-        for (tenant, bytes) in members.into_values().chain(self.allocations.managed.sums_in(place)) {
+        for (tenant, bytes) in members.into_values().chain(self.allocations.managed.charged_in(place)) {
             let sum = sums.entry(tenant).or_default();
             *sum = sum.saturating_add(bytes);
         }

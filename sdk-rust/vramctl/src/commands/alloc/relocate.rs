@@ -60,7 +60,9 @@ fn show(id: u64, parts: &[v1::PartMove], done: &'static str, output: &Output) ->
         })
         .collect();
     let id = AllocationId::from_raw(id).to_string();
-    output.show(|| rows(parts, done), json!({ "allocation_id": id, "parts": fields }))
+    // Managed memory has no parts: its client moves it, later.
+    let text = || if parts.is_empty() { "ordered".to_owned() } else { rows(parts, done) };
+    output.show(text, json!({ "allocation_id": id, "parts": fields }))
 }
 
 fn rows(parts: &[v1::PartMove], done: &'static str) -> String {

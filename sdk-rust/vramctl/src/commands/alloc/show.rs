@@ -102,6 +102,7 @@ fn sheet(allocation: &v1::Allocation) -> String {
         ("size", format!("{} ({} bytes)", size(allocation.size_bytes), allocation.size_bytes)),
         ("charged", size(allocation.charged_bytes)),
         ("resident", size(allocation.resident_bytes)),
+        ("ordered", ordered(allocation)),
         ("held", bytes(&|part| part.held)),
         ("pinned", bytes(&is_pinned)),
         ("idle", bytes(&|part| !part.held && !is_pinned(part))),
@@ -140,6 +141,22 @@ fn sheet(allocation: &v1::Allocation) -> String {
         }),
     );
     format!("{facts}\n\n{parts}")
+}
+
+/// Where managed memory was ordered. The daemon knows no more of it.
+fn ordered(allocation: &v1::Allocation) -> String {
+    let Some(place) = &allocation.managed else { return "-".to_owned() };
+    let place_name = |tier| if tier == v1::Tier::Unspecified { "nowhere" } else { tier_name(tier) };
+    let ordered = place_name(place.ordered());
+    match place.under_way() {
+        v1::Tier::Unspecified => ordered.to_owned(),
+        to => format!("{ordered}, on its way to {}", tier_name(to)),
+    }
+}
+
+fn managed_json(place: &v1::ManagedPlace) -> Value {
+    let given = |tier| Some(tier).filter(|tier| *tier != v1::Tier::Unspecified).map(tier_name);
+    json!({ "ordered": given(place.ordered()), "under_way": given(place.under_way()) })
 }
 
 /// How far it was right to bring parts unasked.
@@ -358,6 +375,7 @@ pub(crate) fn to_json(allocation: &v1::Allocation) -> Value {
         "discardable": allocation.discardable,
         "accessed_by_device": allocation.accessed_by_device,
         "advised_parts": allocation.advised_parts.iter().map(advised_json).collect::<Vec<_>>(),
+        "managed": allocation.managed.as_ref().map(managed_json),
         "speculation": allocation.speculation.map(|it| json!({
             "useful_bytes": it.useful_bytes,
             "wasted_bytes": it.wasted_bytes,

@@ -107,7 +107,7 @@ impl Oracle {
         let balance = self.facts.balances.get(&(tenant, place)).copied().unwrap_or_default();
         let (guarantee, limit) = self.quota_now(tenant, place);
         let cached = self.cached(tenant, place);
-        self.compare_managed(tenant, place, view.in_force.map_or(0, |it| it.managed.get()));
+        self.compare_managed(tenant, place, view.in_force.map(|it| it.managed).unwrap_or_default());
         let expected = [balance.charged(), balance.reserved, balance.unreturned, cached, guarantee, limit];
         let is = view
             .in_force

@@ -2,20 +2,22 @@
 //! session ends. Each of its bytes counts once, although a driver takes resident ones for another program's.
 
 use broker_core::{
-    AllocationView, Kind, Tier,
-    invariants::{CALLS, MANAGED},
+    AllocationView, Kind, ManagedBytes, Tier,
+    invariants::{CALLS, MANAGED, MANAGED_ORDERS},
 };
 use vramd_types::{AllocationId, Bytes, DeviceIndex, GRANULARITY, SessionId};
 
+use super::managed_orders::OrderFacts;
 use crate::oracle::{Oracle, facts::Tenant};
 
 /// One charge.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ManagedFacts {
-    session: SessionId,
-    owner: Tenant,
-    place: usize,
-    bytes: u64,
+    pub(super) session: SessionId,
+    pub(super) owner: Tenant,
+    pub(super) place: usize,
+    pub(super) bytes: u64,
+    pub(super) orders: OrderFacts,
 }
 
 impl Oracle {
@@ -43,7 +45,9 @@ impl Oracle {
             let in_use = self.charged_in_use(owner, place);
             self.step.made_at_once.insert((owner, place), in_use);
         }
-        self.facts.managed.insert(id, ManagedFacts { session, owner, place, bytes });
+        self.facts
+            .managed
+            .insert(id, ManagedFacts { session, owner, place, bytes, orders: OrderFacts::default() });
     }
 
     /// The managed memory of each tenant in a place.
@@ -79,11 +83,18 @@ impl Oracle {
     }
 
     /// Checks the managed bytes that the core shows of an account.
-    pub(crate) fn compare_managed(&mut self, tenant: Tenant, place: usize, shown: u64) {
+    pub(crate) fn compare_managed(&mut self, tenant: Tenant, place: usize, shown: ManagedBytes) {
         let of_account = self.facts.managed.values().filter(|it| (it.owner, it.place) == (tenant, place));
-        let expected: u64 = of_account.map(|it| it.bytes).sum();
-        self.expect(MANAGED, shown == expected, || {
-            format!("{shown} managed bytes in place {place} are shown of tenant {tenant}, not {expected}")
+        let (charged, expected): (_, u64) = (shown.charged.get(), of_account.map(|it| it.bytes).sum());
+        self.expect(MANAGED, charged == expected, || {
+            format!("{charged} managed bytes in place {place} are shown of tenant {tenant}, not {expected}")
+        });
+        let ordered = (shown.on_device.get(), shown.on_host.get());
+        let expected = self.ordered_of(tenant, place);
+        self.expect(MANAGED_ORDERS, ordered == expected, || {
+            format!(
+                "{ordered:?} ordered bytes of place {place} are shown of tenant {tenant}, not {expected:?}"
+            )
         });
     }
 

@@ -19,6 +19,7 @@ use vramd_types::{AllocationId, CopyClass, ExtentId, PartIndex, Quantity, Sessio
 use super::{
     accounting::{
         managed::ManagedFacts,
+        managed_orders::BatchFacts,
         stored::{Staged, StoredRequests},
     },
     line::{
@@ -204,6 +205,8 @@ pub(crate) struct Facts {
     pub(crate) failed_batches: BTreeMap<BatchKey, Failed>,
     /// Charges of managed memory.
     pub(crate) managed: BTreeMap<AllocationId, ManagedFacts>,
+    /// Orders for it that were sent and not answered.
+    pub(crate) batches: Vec<BatchFacts>,
     /// The limit of extents was reached since the last survey.
     pub(crate) extents_ran_out: bool,
     /// Content that was last written to each part, where the oracle knows it.

@@ -128,6 +128,10 @@ impl Oracle {
                     || match advice {
                         Advice::SetAccessedBy => view.accessed_by_device,
                         Advice::UnsetAccessedBy => !view.accessed_by_device,
+                        Advice::Retain { .. } if self.is_managed(*id) => {
+                            self.check_managed_place(view);
+                            true
+                        }
                         Advice::Retain { parts, change } => {
                             self.is_advice_shown(view)
                                 && self.stands(*id, *parts, (Adviser::Owner, Some(*change)))
@@ -434,6 +438,9 @@ impl Oracle {
                 true => self.check_refusal_for_room(tenant, items, refusal, broker),
                 false => self.check_refusal_time(id, call, items, *wait, refusal),
             }
+        }
+        if at_once && self.step.repeat.is_new() {
+            self.check_refused_order(call, refusal);
         }
         if let Asked::Operator { request: OperatorRequest::ChangeSettings(change), .. } = &call.asked {
             self.check_settings_refusal(change, refusal);

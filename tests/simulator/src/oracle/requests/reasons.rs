@@ -53,6 +53,7 @@ pub(crate) fn possible_reasons(asked: &Asked) -> &'static [Reason] {
                 R::TierUnsupported,
                 R::AdviceContradicts,
                 R::AdviceForbidden,
+                R::QuotaLimit,
                 R::RequestInvalid,
             ],
             ClientRequest::Evict(..) => &[
@@ -66,6 +67,7 @@ pub(crate) fn possible_reasons(asked: &Asked) -> &'static [Reason] {
                 R::NotOwner,
                 R::KindUnsupported,
                 R::TierUnsupported,
+                R::QuotaLimit,
                 R::RequestInvalid,
                 R::Raced,
             ],
@@ -186,6 +188,8 @@ pub(crate) fn possible_reasons(asked: &Asked) -> &'static [Reason] {
             OperatorRequest::MoveParts { .. } | OperatorRequest::WriteBackParts { .. } => &[
                 R::RequestIdReused,
                 R::QueueFull,
+                R::QuotaLimit,
+                R::SessionLost,
                 R::RequestInvalid,
                 R::AllocationNotFound,
                 R::NameInvalid,
