@@ -494,8 +494,8 @@ def killed_meanwhile(daemon: Daemon) -> Iterator[None]:
     """A call inside cannot be answered: the daemon is stopped, and killed during the call. It must end soon."""
     stop(daemon.pid)
     timer = threading.Timer(0.3, daemon.kill)
-    timer.start()
     begun = time.monotonic()
+    timer.start()
     try:
         yield
     finally:
@@ -520,8 +520,8 @@ def test_daemon_killed_in_mid_call_is_told(start: Callable[..., Daemon]) -> None
             # The call is in the line when the daemon ends, and not on its way.
             held = holder.allocate("56MiB")
             timer = threading.Timer(0.5, daemon.kill)
-            timer.start()
             begun = time.monotonic()
+            timer.start()
             if call == "alloc":
                 assert pool.alloc(16 * MIB) == 0
                 assert isinstance(pool.native.take_refusal(), vramd.BrokerGone)
@@ -723,26 +723,12 @@ except KeyboardInterrupt:
 
 
 def trace() -> list[tuple[str, int, int, int]]:
-    """Calls that PyTorch makes to a pool's allocator: `alloc` or `free`, the size, the stream, and the segment."""
-    if TRACE.exists():
-        calls: list[tuple[str, int, int, int]] = json.loads(TRACE.read_text())["calls"]
-        return calls
-    return list(made_trace())
+    """Calls that PyTorch made to a pool's allocator: `alloc` or `free`, the size, the stream, and the segment.
 
-
-def made_trace() -> Iterator[tuple[str, int, int, int]]:
-    """The same form: small segments of 2 MiB, larger ones of 20 MiB, and exact ones, on two streams."""
-    dice = random.Random(29)
-    live: dict[int, int] = {}
-    for segment in range(200):
-        size = dice.choice([2, 2, 20, 22, 34]) * MIB
-        while live and sum(live.values()) + size > 160 * MIB:
-            freed = dice.choice(list(live))
-            yield "free", live.pop(freed), freed % 2, freed
-        live[segment] = size
-        yield "alloc", size, segment % 2, segment
-    for segment, size in live.items():
-        yield "free", size, segment % 2, segment
+    `tests/gpu/torch_pool.py --checks trace` recorded them on an H200, while a small transformer trained and generated.
+    """
+    calls: list[tuple[str, int, int, int]] = json.loads(TRACE.read_text())["calls"]
+    return calls
 
 
 TRACE = pathlib.Path(__file__).parent / "data" / "torch_trace.json"
