@@ -94,7 +94,8 @@ class Run:
     def all(self):
         checks = (
             self.logits, self.llama, self.streams, self.out_of_memory, self.strand, self.speed, self.pool_miss, self.rotation,
-            self.cycles, self.calls, self.quota, self.debug, self.guide, self.managed, self.devices, self.teardown, self.asleep,
+            self.cycles, self.calls, self.quota, self.debug, self.guide, self.managed,
+            self.managed_orders, self.devices, self.teardown, self.asleep,
             self.dtypes, self.trace, self.saver,
         )
         if self.wanted.checks:
@@ -508,6 +509,42 @@ class Run:
         ok = is_charged and right and named and not pool.failures and not found["old_signatures"]
         return {"ok": ok and is_inside and first["below"]["bytes_s"] > first["above"]["bytes_s"], **found}
 
+    def managed_orders(self):
+        """Managed memory leaves the device and comes back by an operator's order, which this process executes."""
+        torch, size = self.torch, 4 * GIB
+        pool = self.vramd.torch.managed_pool("orders", client=self.client, wait=1)
+        before = {allocation.id for allocation in self.client.list()}
+        with pool:
+            block = torch.empty(size, dtype=torch.uint8, device="cuda").fill_(7)
+        (name,) = [f"a-{it.id}" for it in self.client.list() if it.id not in before and it.kind == "managed"]
+        _, resident = timed(torch, lambda: block.fill_(7))
+        found = {"bytes": size, "kernel_resident_s": resident}
+        found["evict_s"] = self.ordered(name, "evict", "host")
+        total = int(block[:: 1 << 20].sum())
+        found["evict_again_s"] = self.ordered(name, "evict", "host")
+        _, found["kernel_by_faults_s"] = timed(torch, lambda: block.fill_(8))
+        self.ordered(name, "evict", "host")
+        found["bring_in_s"] = self.ordered(name, "bring-in", "device")
+        _, found["kernel_brought_s"] = timed(torch, lambda: block.add_(1))
+        right = total == 7 * (size >> 20) and bool((block == 9).all())
+        charged = self.managed_bytes()
+        del block
+        pool.trim()
+        found |= {"right": right, "charged": charged, "failures": pool.failures}
+        # Its free memory does not show it: the driver keeps for managed memory what it once had.
+        is_moved = found["kernel_brought_s"] < found["kernel_by_faults_s"] / 10
+        return {"ok": right and is_moved and charged >= size and not pool.failures, **found}
+
+    def ordered(self, name, verb, to):
+        """How long it takes until the memory has been moved there."""
+        begin = time.perf_counter()
+        self.daemon.vramctl("alloc", verb, name)
+        shown = lambda: json.loads(self.daemon.vramctl("alloc", "show", name, "--json"))["allocation"]["managed"]
+        while shown() != {"ordered": to, "under_way": None}:
+            assert time.perf_counter() - begin < 30, f"{name} is not moved to the {to}"
+            time.sleep(0.001)
+        return time.perf_counter() - begin
+
     def managed_bytes(self):
         self.client.flush()
         return sum(place.managed for place in self.client.quota() if place.tier == "device")
@@ -605,7 +642,8 @@ class Run:
                     same = (own.dtype, own.shape) == (tensor.dtype, tensor.shape)
                     if not same or not torch.equal(own.view(torch.uint8), tensor.view(torch.uint8)):
                         wrong.append(f"{dtype}: {tensor.dtype} {tuple(tensor.shape)} by safetensors")
-            del tensors
+            # Nothing may refer to its memory.
+            tensors = tensor = own = None
             weights.free()
         return {"ok": not wrong, "types": list(DTYPES), "wrong": wrong, "compared": compared}
 
@@ -636,6 +674,8 @@ class Run:
         torch.cuda.synchronize()
         used = pool.used
         del model, head, adam, x
+        # PyTorch keeps a workspace for each stream, in the pool in which it was first used.
+        torch._C._cuda_clearCublasWorkspaces()
         pool.trim()
         self.client.flush()
         calls = recorder.calls

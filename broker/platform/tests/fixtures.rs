@@ -36,6 +36,7 @@ fn each_recorded_node_has_its_platform() {
         ("h100-x86", Platform::Discrete),
         ("h100-x86-eight-few-files", Platform::Discrete),
         ("h200-x86", Platform::Discrete),
+        ("h200-x86-without-daemon", Platform::Discrete),
         ("hmm-desktop", Platform::Hmm),
         ("hmm-desktop-without-daemon", Platform::Discrete),
         ("no-gpu", Platform::NoGpu),
