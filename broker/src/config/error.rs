@@ -2,7 +2,11 @@
 
 use std::{fmt, io, path::PathBuf, str::Utf8Error};
 
+use serde_path_to_error::Segment;
 use thiserror::Error;
+
+/// How keys begin with which `toml` reads a value together with its location, or a date. The text has no such step.
+const PRIVATE: [&str; 2] = ["$__serde_spanned_private_", "$__toml_private_"];
 
 #[derive(Debug, Error)]
 pub enum ConfigError {
@@ -24,12 +28,8 @@ pub struct ErrorLocation {
 }
 
 impl ErrorLocation {
-    pub(super) fn of(error: &toml::de::Error, path: String, text: &str) -> Self {
+    pub(super) fn of(error: &toml::de::Error, field: String, text: &str) -> Self {
         let start = error.span().map_or(0, |span| span.start.min(text.len()));
-        // serde_path_to_error calls the whole text `.`. If a value is read together with its location, the path has one
-        // more step, which the text does not have.
-        let path = path.split_once(".$").map_or(&*path, |(field, _)| field);
-        let field = if path == "." { String::new() } else { path.to_owned() };
         let problem = error.message().trim_end().replace('\n', " ");
         Self::after(text.get(..start).unwrap_or_default(), field, problem)
     }
@@ -45,6 +45,20 @@ impl ErrorLocation {
         let line = before.matches('\n').count() + 1;
         Self { line, column: before[line_start..].chars().count() + 1, field, problem }
     }
+}
+
+/// The path of a field, as the text has it: empty for the whole text.
+pub(super) fn field(path: &serde_path_to_error::Path) -> String {
+    let is_private = |key: &str| PRIVATE.iter().any(|begin| key.starts_with(begin));
+    let written = |segment: &&Segment| !matches!(segment, Segment::Map { key } if is_private(key));
+    let mut field = String::new();
+    for (depth, segment) in path.iter().take_while(written).enumerate() {
+        if depth > 0 && !matches!(segment, Segment::Seq { .. }) {
+            field.push('.');
+        }
+        field.push_str(&segment.to_string());
+    }
+    field
 }
 
 impl fmt::Display for ErrorLocation {

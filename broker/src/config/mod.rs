@@ -82,7 +82,7 @@ fn deserialize<T: DeserializeOwned>(text: &str) -> Result<T, ErrorLocation> {
     let deserializer =
         toml::Deserializer::parse(text).map_err(|error| ErrorLocation::of(&error, String::new(), text))?;
     serde_path_to_error::deserialize(deserializer)
-        .map_err(|error| ErrorLocation::of(error.inner(), error.path().to_string(), text))
+        .map_err(|error| ErrorLocation::of(error.inner(), error::field(error.path()), text))
 }
 
 /// An error that concerns several keys of a table.
