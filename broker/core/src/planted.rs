@@ -320,6 +320,7 @@ mod bugs {
         TurnStarved: "of the turns that wait the last one is admitted first", [TURN_ORDER];
         TurnYieldLost: "the yield of a client that was asked for it is lost", [TURN_HELD];
         SetBroughtOutOfTurn: "the set of the turn that comes last is brought ahead", [SPECULATION];
+        YieldedPinsBelieved: "a set that was seen pinned stays when its turn is yielded, though others wait for room", [LINE_ORDER];
         TurnOrderIgnored: "parts of working sets leave in the order of the policy, whenever their turns come", [TURN_VICTIMS];
         NextTurnFirst: "parts of the set whose turn comes next leave before those of later turns", [TURN_VICTIMS];
         TurnAskedInVain: "owners are asked to yield whose leaving makes no room for the turn that waits", [TURN_HELD];

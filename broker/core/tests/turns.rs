@@ -624,6 +624,60 @@ fn owner_yields_to_the_first_waiter_of_the_line_too() {
 }
 
 #[test]
+fn program_that_asks_again_at_once_passes_no_earlier_waiter() {
+    let mut world = tiers(16, 64);
+    let a = member(&mut world, "a", 12);
+    request(&mut world, a, 1);
+    for part in parts(&world, a.allocation) {
+        world.pin(a.client, part);
+        world.harvest(a.client, part);
+    }
+    let other = world.open_pinning("c");
+    let id = world.allocate(other, AllocationSpec { unpinned: true, ..spec(8) }).expect("room below");
+    let wanted = parts(&world, id);
+    world.pin_call(other, 1, &wanted);
+    world.run_until_idle();
+    pass(&mut world, QUANTUM);
+    assert!(is_ending(&world, a, 1));
+    // No harvest has seen that these pins are over.
+    parts(&world, a.allocation).into_iter().for_each(|part| world.unpin(a.client, part));
+    world.frame(a.client, ClientFrame::TurnYielded { turn: 1 });
+    world.frame(a.client, ClientFrame::TurnRequested { turn: 2, set: 1, wait: None });
+    world.run_until_idle();
+    assert_eq!(world.pin_answers.get(&(other.channel, 1)), Some(&None), "the call came first");
+    assert_eq!(phase(&world, a), TurnPhase::HandOver);
+    world.frame(other, ClientFrame::PinEnded { call: 1 });
+    world.run_until_idle();
+    assert!(is_granted(&world, a, 2) && is_resident(&world, a));
+}
+
+#[test]
+fn part_that_is_pinned_at_the_yield_stays_until_a_harvest() {
+    let mut world = tiers(16, 64);
+    let a = member(&mut world, "a", 12);
+    request(&mut world, a, 1);
+    let all = parts(&world, a.allocation);
+    for part in all.iter().copied() {
+        world.pin(a.client, part);
+        world.harvest(a.client, part);
+    }
+    let other = world.open_pinning("c");
+    let id = world.allocate(other, AllocationSpec { unpinned: true, ..spec(8) }).expect("room below");
+    let wanted = parts(&world, id);
+    world.pin_call(other, 1, &wanted);
+    world.run_until_idle();
+    give_up(&mut world, a, 1);
+    assert!(is_resident(&world, a), "the words say that it is pinned");
+    assert_eq!(world.pin_answers.get(&(other.channel, 1)), None);
+    for part in all {
+        world.unpin(a.client, part);
+        world.harvest(a.client, part);
+    }
+    world.run_until_idle();
+    assert_eq!(world.pin_answers.get(&(other.channel, 1)), Some(&None));
+}
+
+#[test]
 fn limit_of_a_tenant_holds_back_its_own_turns_alone() {
     let mut world = tiers(64, 128);
     let (first, second) = (member(&mut world, "a", 8), member(&mut world, "a", 8));

@@ -381,8 +381,9 @@ fn loads_and_sessions_that_come_back_stand_in_the_line_of_turns() {
         owner.compare(1);
         assert!(!loading.is_finished() && !waking.is_finished(), "the owner has all of its memory still");
         turn.yield_now();
-        let loaded = loading.join().unwrap();
+        // The program asks again before the daemon can see that it no longer pins its set.
         let next = scope.spawn(|| owner.set.acquire().unwrap());
+        let loaded = loading.join().unwrap();
         until("the session and the turn wait", || waiting(&daemon) == [0, 1]);
         assert!(!waking.is_finished() && !next.is_finished());
         assert_eq!(digest(loaded.as_slice().unwrap()), digest(&content(5 * MIB_2, 4)));

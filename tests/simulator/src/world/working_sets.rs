@@ -45,21 +45,29 @@ impl World {
         }
         let (own, id) = (process.known.iter().any(|known| known.own), process.channel);
         let waits = process.threads.iter().any(|thread| thread.waiting.is_some());
-        let is_granted = process.own_set.is_granted;
         if !own && dice.chance(300) {
             let total = self.scenario.config.devices[0].total.get();
             let size = Bytes::new(total / 100 * dice.one(&[25, 40, 60, 80]));
             let item = AllocationSpec { part_size: None, unpinned: true, ..spec(size, Kind::Movable) };
             self.call(pid, None, ClientRequest::allocate(vec![item]));
         }
-        self.take_turns(pid, number);
-        if let Some(id) = id.filter(|_| own && !waits) {
+        let id = id.filter(|_| own && !waits);
+        // A program may yield with pins that it ends a little later.
+        if let Some(id) = id.filter(|_| dice.chance(500)) {
             self.let_go_of_all(pid, id);
-            let known =
-                self.channels.get(&id).map(|channel| channel.slots.keys().copied().collect::<Vec<_>>());
-            let part = known.and_then(|known| dice.pick(&known).copied());
-            if let Some(part) = part.filter(|_| is_granted || dice.chance(100)) {
-                self.pin_step(pid, vec![part], &mut dice);
+        }
+        self.take_turns(pid, number);
+        if let Some(id) = id {
+            self.let_go_of_all(pid, id);
+            let is_granted = self.processes.get(&pid).is_some_and(|process| process.own_set.is_granted);
+            let known = self.channels.get(&id).map(|channel| channel.slots.keys().copied().collect());
+            let known: Vec<_> = known.unwrap_or_default();
+            let pinned = match dice.chance(300) {
+                true => known,
+                false => dice.pick(&known).copied().into_iter().collect(),
+            };
+            if !pinned.is_empty() && (is_granted || dice.chance(100)) {
+                self.pin_step(pid, pinned, &mut dice);
             }
         }
         true

@@ -9,6 +9,7 @@ use crate::{
     broker::Broker,
     command::{Caller, Command, DaemonFrame, Notice, WaitEnd},
     error::Refusal,
+    event::PartRef,
     follow_up::Fact,
     handler::{Start, Started},
     tenancy::{OWN_CALLS, Outcome},
@@ -107,6 +108,9 @@ impl Broker {
             self.end_pin((id, OWN_CALLS.saturating_add(turn.number)), WaitEnd::Left);
         }
         let Some(granted) = turn.granted() else { return };
+        if end == TurnEnd::Yielded {
+            self.claim_unpinned_of(id, turn.set);
+        }
         let (now, weight) = (self.shell.now, self.tenants.standing(turn.tenant).weight);
         planted!(self, TurnsCounted => now = granted.after(self.config.limits.turns.quantum));
         self.sessions.turns.charge(&turn, now, weight);
@@ -123,6 +127,20 @@ impl Broker {
             granted,
             end,
         });
+    }
+
+    /// Has the words of the set asked again, also where a harvest saw it pinned: a yield says that the program no longer
+    /// uses it. Otherwise a program that requests its next turn at once would have its parts before earlier waiters.
+    fn claim_unpinned_of(&mut self, id: SessionId, set: u64) {
+        planted!(self, YieldedPinsBelieved => return);
+        let Some(set) = self.sessions.turns.set((id, set)) else { return };
+        let members = self.members_of(set);
+        let parts: Vec<_> = members
+            .flat_map(|(allocation, entry)| entry.indices().map(move |part| PartRef { allocation, part }))
+            .collect();
+        for part in parts {
+            self.usage.residents.claim_unpinned(part, id);
+        }
     }
 
     /// Refuses a turn that is not granted.

@@ -195,6 +195,9 @@ pub(crate) struct Facts {
     pub(crate) evictable_pins: BTreeSet<(PartRef, SessionId)>,
     /// Pins that their sessions said are over, until they are seen again.
     pub(crate) claimed_pins: BTreeSet<(PartRef, SessionId)>,
+    /// Pins of sets whose turns were yielded, until they are seen again. These parts can leave at once for a waiter,
+    /// where parts of a step that is over may be needed in a later one.
+    pub(crate) yielded_pins: BTreeSet<(PartRef, SessionId)>,
     /// The line after the last event.
     pub(crate) waits: BTreeMap<WaitId, WaitView>,
     /// The same in its order.

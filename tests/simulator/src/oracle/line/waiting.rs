@@ -298,7 +298,7 @@ impl Oracle {
     /// The parts that sessions use or wait for now. To ask each session for each part takes most of a run's time.
     pub(crate) fn used_parts(&self) -> UsedParts {
         let (mut in_use, mut mapped) = (Vec::new(), Vec::new());
-        in_use.extend(self.facts.pinned.iter().map(|(part, _)| *part));
+        in_use.extend(self.facts.pinned.difference(&self.facts.yielded_pins).map(|(part, _)| *part));
         for session in self.facts.sessions.values() {
             let may_unmap = session.pins
                 && !(session.silent || session.ending || session.gone)

@@ -14,6 +14,7 @@ impl Facts {
     pub(crate) fn remove_pin(&mut self, id: SessionId, part: PartRef) {
         self.pinned.remove(&(part, id));
         self.claimed_pins.remove(&(part, id));
+        self.yielded_pins.remove(&(part, id));
         self.evictable_pins.remove(&(part, id));
     }
 
@@ -21,6 +22,7 @@ impl Facts {
     pub(crate) fn insert_pin(&mut self, id: SessionId, part: PartRef) {
         self.pinned.insert((part, id));
         self.claimed_pins.remove(&(part, id));
+        self.yielded_pins.remove(&(part, id));
         if self.backings.contains_key(&part) {
             self.evictable_pins.insert((part, id));
         }

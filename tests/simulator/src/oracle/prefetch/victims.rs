@@ -14,8 +14,8 @@ impl Oracle {
         broker: &Broker,
     ) {
         // The core learns of pins only while the part may leave.
-        let mut pins = self.facts.evictable_pins.difference(&self.facts.claimed_pins);
-        let pinned = pins.find(|(of, _)| *of == part).copied();
+        let is_over = |pin| self.facts.claimed_pins.contains(pin) || self.facts.yielded_pins.contains(pin);
+        let pinned = self.facts.evictable_pins.iter().find(|pin| pin.0 == part && !is_over(pin)).copied();
         self.expect(PREFETCH_VICTIMS, pinned.is_none(), || {
             format!("{part:?} leaves device {device} for a request, and is pinned: {pinned:?}")
         });

@@ -34,7 +34,7 @@ impl Oracle {
 
     pub(crate) fn record_working_set_end(&mut self, id: SessionId, number: u64) -> bool {
         if self.facts.turns.turns.get(&id).is_some_and(|turn| turn.set == number) {
-            self.end_turn(id);
+            self.yield_turn(id);
         }
         self.facts.turns.sets.remove(&(id, number));
         self.facts.turns.last_set.get(&id).is_some_and(|last| number <= *last)
@@ -160,7 +160,7 @@ impl Oracle {
 
     pub(crate) fn record_turn_yield(&mut self, id: SessionId, number: u64) -> bool {
         if self.facts.turns.turns.get(&id).is_some_and(|turn| turn.number == number) {
-            self.end_turn(id);
+            self.yield_turn(id);
         }
         self.facts.turns.last_turn.get(&id).is_some_and(|last| number <= *last)
     }

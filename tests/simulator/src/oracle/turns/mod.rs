@@ -125,6 +125,15 @@ impl Oracle {
         }
     }
 
+    /// Ends the turn of a session at the word of its client, which says that it uses the set no longer.
+    fn yield_turn(&mut self, id: SessionId) {
+        let held = self.facts.turns.turns.get(&id).filter(|turn| turn.granted().is_some());
+        let set = held.and_then(|turn| self.facts.turns.sets.get(&(id, turn.set)));
+        let parts = set.map(|set| set.parts.clone()).unwrap_or_default();
+        self.facts.yielded_pins.extend(parts.into_iter().map(|part| (part, id)));
+        self.end_turn(id);
+    }
+
     /// Ends the turns and the sets of sessions that have ended, or whose channel has.
     fn end_turns_of_ended(&mut self) {
         let has_ended = |id: &SessionId| {
