@@ -1,10 +1,11 @@
 //! The folders of handlers are layers: a folder calls only itself and folders of a lower layer. So no cycle of
 //! calls is larger than one folder.
 //!
-//! The test reads the source: it finds the methods of `Broker` by name, and every call of such a name.
+//! The tests read the source: they find the methods of `Broker` and of its tables by name, and every call of such a
+//! name. So each folder changes the tables of the broker that docs/ARCHITECTURE.md says, and no others.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fs,
     path::{Path, PathBuf},
 };
@@ -105,9 +106,125 @@ fn no_folder_calls_a_higher_layer() {
 /// A table of its own is for what several folders share; the rest stands in the table that it belongs to.
 #[test]
 fn the_broker_has_few_fields() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/broker.rs");
-    let text = fs::read_to_string(path).expect("a source file");
-    let fields = text.split("pub struct Broker {").nth(1).and_then(|rest| rest.split("\n}").next());
-    let fields: Vec<_> = names(fields.expect("the struct"), "\n    pub(crate) ", ':').collect();
+    let text = broker_source("src/broker.rs");
+    let fields = fields_of_the_broker(&text);
     assert!((10..=16).contains(&fields.len()), "the fifteen and the planted bug: {fields:?}");
+}
+
+/// Methods of the standard library's collections that change them.
+const CHANGE_COLLECTIONS: [&str; 22] = [
+    "append",
+    "clear",
+    "drain",
+    "entry",
+    "extend",
+    "get_mut",
+    "insert",
+    "iter_mut",
+    "pop",
+    "pop_back",
+    "pop_first",
+    "pop_front",
+    "push",
+    "push_back",
+    "push_front",
+    "remove",
+    "replace",
+    "retain",
+    "split_off",
+    "take",
+    "truncate",
+    "values_mut",
+];
+
+fn broker_source(path: &str) -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(path);
+    fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+fn fields_of_the_broker(text: &str) -> Vec<&str> {
+    let fields = text.split("pub struct Broker {").nth(1).and_then(|rest| rest.split("\n}").next());
+    names(fields.expect("the struct"), "\n    pub(crate) ", ':').collect()
+}
+
+/// The methods of the tables that change them. A name that some other table has for a question is left out.
+fn changing_methods() -> BTreeSet<String> {
+    let (mut changing, mut asking) = (BTreeSet::new(), BTreeSet::new());
+    for path in source_files("src").into_iter().filter(|path| !path.to_string_lossy().contains("/handler/")) {
+        let text = fs::read_to_string(path).expect("a source file");
+        for name in names(&text, "fn ", '(') {
+            let whole = format!("fn {name}");
+            let head = text.split(&whole).nth(1).and_then(|rest| rest.split(')').next()).unwrap_or_default();
+            match () {
+                () if head.contains("&mut self") => _ = changing.insert(name.to_owned()),
+                () if head.contains("self") => _ = asking.insert(name.to_owned()),
+                () => {}
+            }
+        }
+    }
+    changing.retain(|name| !asking.contains(name));
+    changing.extend(CHANGE_COLLECTIONS.map(str::to_owned));
+    changing
+}
+
+/// The fields of the broker that the text changes: by a method, by an assignment, or by a `&mut`.
+fn changed<'t>(text: &'t str, fields: &[&str], methods: &BTreeSet<String>) -> BTreeSet<&'t str> {
+    let mut found = BTreeSet::new();
+    for (at, _) in text.match_indices("self.") {
+        let (before, after) = (&text[..at], &text[at + "self.".len()..]);
+        let end = after.find(|c: char| !(c.is_alphanumeric() || c == '_' || c == '.')).unwrap_or(after.len());
+        let (path, next) = after.split_at(end);
+        let mut steps = path.split('.');
+        let Some(field) = steps.next().filter(|field| fields.contains(field)) else { continue };
+        let calls = next.starts_with('(') && steps.next_back().is_some_and(|last| methods.contains(last));
+        let next = next.trim_start();
+        let assigns = ["= ", "+= ", "-= ", "|= "].iter().any(|operator| next.starts_with(operator));
+        if calls || assigns || before.ends_with("&mut ") {
+            found.insert(field);
+        }
+    }
+    found
+}
+
+#[test]
+fn each_folder_changes_the_tables_that_the_architecture_says() {
+    let broker = broker_source("src/broker.rs");
+    let fields = fields_of_the_broker(&broker);
+    let methods = changing_methods();
+    assert!(methods.len() > 200, "found {} methods only", methods.len());
+    let mut is: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for Source { layer, text, .. } in sources() {
+        // A chain may go on in the next line.
+        let lines: String = text
+            .lines()
+            .map(|line| match line.trim_start() {
+                line if line.starts_with('.') => line.to_owned(),
+                line => format!("\n{line}"),
+            })
+            .collect();
+        let of_layer = is.entry(layer).or_default();
+        of_layer.extend(changed(&lines, &fields, &methods).into_iter().map(str::to_owned));
+    }
+    let page = broker_source("../../docs/ARCHITECTURE.md");
+    let (_, table) = page.split_once("| `handler/` | Tables that it changes |\n").expect("the table");
+    let rows = table.lines().skip(1).take_while(|line| line.starts_with('|'));
+    let mut said: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for row in rows {
+        let mut cells = row.split('|').skip(1);
+        let mut quoted = || cells.next().unwrap_or_default().split('`').skip(1).step_by(2).map(str::to_owned);
+        let (layers, tables): (Vec<_>, BTreeSet<_>) = (quoted().collect(), quoted().collect());
+        for layer in layers {
+            said.insert(layer.trim_end_matches('/').trim_end_matches(".rs").to_owned(), tables.clone());
+        }
+    }
+    let rows = |of: &BTreeMap<String, BTreeSet<String>>| {
+        let row = |layer: &str| {
+            format!(
+                "{layer}: {}",
+                of.get(layer).into_iter().flatten().cloned().collect::<Vec<_>>().join(", ")
+            )
+        };
+        LAYERS.map(row).join("\n")
+    };
+    assert_eq!(rows(&said), rows(&is), "docs/ARCHITECTURE.md, and the source");
 }
