@@ -183,16 +183,15 @@ impl Oracle {
         self.facts.extents.get(&extent).filter(|it| it.unwritten && is_left(it.place)).map(|_| extent)
     }
 
-    /// The extent that was made for a part which moves without a copy. The driver may still make that of an earlier move
-    /// which was stopped.
+    /// The extent that was made for a part which moves without a copy.
     pub(crate) fn made_for(
         &self,
         part: PartRef,
         is_meant: impl Fn(&ExtentFacts) -> bool,
     ) -> Option<ExtentId> {
         let is_made = |it: &ExtentFacts| it.phase == ExtentPhase::Live && !it.copied && is_meant(it);
-        let mut its = self.facts.moves.iter().filter(|(_, moves)| moves.part == part).map(|(to, _)| *to);
-        its.find(|to| self.facts.extents.get(to).is_some_and(&is_made))
+        let to = self.facts.moves.iter().find(|(_, moves)| moves.part == part).map(|(to, _)| *to)?;
+        self.facts.extents.get(&to).is_some_and(is_made).then_some(to)
     }
 
     /// Records the move of a part that was never written: it is zeros wherever it goes and is not copied.
@@ -298,13 +297,15 @@ impl Oracle {
         }
     }
 
-    /// Records that a part stays where it is. The extent that it was to go to remains its own.
+    /// Records that a part stays where it is. An extent below its device that it was to go to remains its own. One on
+    /// its device is released, if need be once the driver has made it: the part may wait for room meanwhile.
     pub(crate) fn record_stay(&mut self, part: PartRef, tier: Tier) {
         self.facts.departing.remove(&part);
-        let to = self.facts.moves.iter().find(|(_, moves)| moves.part == part && moves.from.is_none());
-        if let Some(to) = to.map(|(to, _)| *to).filter(|_| tier != Tier::Device)
-            && self.facts.allocations.get(&part.allocation).is_some_and(|it| !it.leaving)
-        {
+        let mut its = self.facts.moves.iter().filter(|(_, moves)| moves.part == part && moves.from.is_none());
+        let Some(to) = its.next().map(|(to, _)| *to) else { return };
+        if tier == Tier::Device {
+            self.facts.moves.remove(&to);
+        } else if self.facts.allocations.get(&part.allocation).is_some_and(|it| !it.leaving) {
             self.facts.moves.remove(&to);
             self.keep_as_backing_if_none(part, to);
         }
