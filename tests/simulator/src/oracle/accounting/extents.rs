@@ -64,6 +64,7 @@ impl Oracle {
         if let Some(part) = moves.filter(|_| tier != Tier::Device) {
             self.check_memory_below(part, id, tier, broker);
         }
+        let had_backing = moves.is_some_and(|part| self.facts.backings.contains_key(&part));
         let is_paid = tier != Tier::Device && moves.is_some_and(|part| self.record_backing_made(part, place));
         if !is_paid {
             self.facts.balance(owner, place).reserved += size;
@@ -90,6 +91,10 @@ impl Oracle {
         self.facts.extents.insert(id, extent);
         *self.step.taken.entry((owner, place)).or_default() += size;
         if let Some(part) = moves.filter(|_| stays) {
+            // Its first backing, without which it could not leave.
+            if !had_backing {
+                self.facts.backed.insert(part, self.facts.now);
+            }
             self.keep_as_backing(part, id);
         }
         if moves.is_none() && tier == Tier::Device && self.step.retried_tenant.is_none() {
