@@ -113,6 +113,8 @@ struct Step {
     retried: std::collections::BTreeSet<facts::Tenant>,
     /// Parts that began to move to their device.
     fetched: Vec<broker_core::PartRef>,
+    /// The charge of their device with each of them, before anything began that came after it.
+    charged_with: std::collections::BTreeMap<broker_core::PartRef, u64>,
     /// Parts that an operator had fetched and that arrived.
     arrived_for_operator: Vec<broker_core::PartRef>,
     /// Packets of descriptors, while sessions wait for budget.

@@ -74,7 +74,9 @@ impl Oracle {
         self.expect(CACHE_REUSE, cached, || format!("{id} is reused and was not cached"));
         self.remove_from_cache(id);
         *self.step.taken.entry((owner, place)).or_default() += size;
-        if !moves {
+        if moves {
+            self.record_charge_with(part, place);
+        } else {
             if self.step.retried_tenant.is_none() {
                 let in_use = self.charged_in_use(owner, place);
                 self.step.made_at_once.insert((owner, place), in_use);

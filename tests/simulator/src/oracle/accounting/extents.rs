@@ -90,6 +90,9 @@ impl Oracle {
         };
         self.facts.extents.insert(id, extent);
         *self.step.taken.entry((owner, place)).or_default() += size;
+        if let Some(part) = moves.filter(|_| tier == Tier::Device) {
+            self.record_charge_with(part, place);
+        }
         if let Some(part) = moves.filter(|_| stays) {
             // Its first backing, without which it could not leave.
             if !had_backing {

@@ -25,10 +25,7 @@ impl Oracle {
         }
         let added: u64 = self.step.taken.iter().filter(|((_, on), _)| *on == device).map(|(_, it)| it).sum();
         let charged = self.charged_to_all(device).0;
-        let before = match self.step.pressure_changed.contains(&device) {
-            true => Pressure::Normal,
-            false => self.step.pressure_before.get(&device).copied().unwrap_or_default(),
-        };
+        let before = self.lowest_level_before(device);
         let lowest = self.level_after(before, charged.saturating_sub(added), self.capacity(device));
         self.expect(PREFETCH_PAUSED, lowest < begins, || {
             format!("{id:?} of a {class} tenant begins although device {device} is {lowest}: {request:?}")

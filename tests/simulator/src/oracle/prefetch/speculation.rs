@@ -213,15 +213,21 @@ impl Oracle {
         self.expect(SPECULATION, coming.is_none(), || {
             format!("{:?} is brought unasked, and {coming:?} is on its way", it.part)
         });
-        let pressure = broker
-            .devices()
-            .into_iter()
-            .find(|device| device.uuid == it.device)
-            .map(|device| device.pressure);
+        // Later work of this event may have raised the level.
+        let charged = self.step.charged_with.get(&it.part).copied();
+        let pressure = device.zip(charged).map(|(device, charged)| {
+            self.level_after(self.lowest_level_before(device), charged, self.capacity(device))
+        });
         let level_max = if self.is_of_next_turn(it.part) { Pressure::Elevated } else { Pressure::Normal };
-        let is_pressed = pressure.is_some_and(|level| level > level_max);
+        let is_pressed = pressure.is_none_or(|level| level > level_max);
         self.expect(SPECULATION, !is_pressed || self.step.settings_changed, || {
             format!("{:?} is brought unasked at {pressure:?} pressure", it.part)
         });
+    }
+
+    /// Records the charge of a device with a part that begins to come to it.
+    pub(crate) fn record_charge_with(&mut self, part: PartRef, device: usize) {
+        let (charged, _) = self.charged_to_all(device);
+        self.step.charged_with.insert(part, charged);
     }
 }

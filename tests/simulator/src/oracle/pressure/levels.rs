@@ -111,6 +111,14 @@ impl Oracle {
         self.facts.pressure.get(&place).copied().unwrap_or_default()
     }
 
+    /// The level of a place before this event, or the lowest if it has changed in it.
+    pub(crate) fn lowest_level_before(&self, place: usize) -> Pressure {
+        match self.step.pressure_changed.contains(&place) {
+            true => Pressure::Normal,
+            false => self.step.pressure_before.get(&place).copied().unwrap_or_default(),
+        }
+    }
+
     /// The highest level that is entered with this charge, or that was entered and is not left yet.
     pub(crate) fn level_after(&self, from: Pressure, held: u64, capacity: u64) -> Pressure {
         let bounds = self.bounds();
