@@ -2,7 +2,7 @@
 //! calls is larger than one folder.
 //!
 //! The tests read the source: they find the methods of `Broker` and of its tables by name, and every call of such a
-//! name. So each folder changes the tables of the broker that docs/ARCHITECTURE.md says, and no others.
+//! name. Each folder changes the tables of the broker that docs/ARCHITECTURE.md says, and no others.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -54,7 +54,12 @@ fn sources() -> Vec<Source> {
             let text = fs::read_to_string(&path).expect("a source file");
             let code = text.lines().filter(|line| !line.trim_start().starts_with("//"));
             let code = code.filter(|line| !line.trim_start().starts_with("planted!("));
-            sources.push(Source { layer, path, text: code.collect::<Vec<_>>().join("\n") });
+            // A chain of calls may go on in the next line.
+            let code = code.map(|line| match line.trim_start() {
+                chain if chain.starts_with('.') => chain.to_owned(),
+                _ => format!("\n{line}"),
+            });
+            sources.push(Source { layer, path, text: code.collect() });
         }
     }
     sources
@@ -70,6 +75,43 @@ fn names<'t>(text: &'t str, before: &'t str, after: char) -> impl Iterator<Item 
     })
 }
 
+/// A method of `Broker`.
+struct Method<'t> {
+    name: &'t str,
+    signature: &'t str,
+    body: &'t str,
+}
+
+impl<'t> Method<'t> {
+    /// Whether its caller gets a refusal. `Start` is a result with one.
+    fn returns_refusal(&self) -> bool {
+        let returned = self.signature.rsplit_once("->").map(|(_, returned)| returned.trim());
+        returned.is_some_and(|returned| returned.contains("Refusal") || returned == "Start")
+    }
+
+    /// The names of the methods that it calls.
+    fn called(&self) -> impl Iterator<Item = &'t str> + use<'t> {
+        called_in(self.body)
+    }
+}
+
+/// The methods of `Broker` in a text. They are defined four spaces deep, in `impl Broker`.
+fn methods(text: &str) -> impl Iterator<Item = Method<'_>> {
+    let in_broker = text.split("impl Broker {").skip(1);
+    let in_broker = in_broker.filter_map(|block| block.split("\n}").next());
+    in_broker.flat_map(|block| block.split("\n    }")).filter_map(|method| {
+        let (signature, body) = method.split_once(" {\n")?;
+        let (_, named) = signature.split_once("fn ")?;
+        let end = named.find(|c: char| !c.is_alphanumeric() && c != '_')?;
+        Some(Method { name: &named[..end], signature, body })
+    })
+}
+
+fn called_in(text: &str) -> impl Iterator<Item = &str> {
+    let callers = ["self.", "broker.", "view.", "Self::"];
+    callers.into_iter().flat_map(move |caller| names(text, caller, '('))
+}
+
 #[test]
 fn no_folder_calls_a_higher_layer() {
     let sources = sources();
@@ -78,26 +120,70 @@ fn no_folder_calls_a_higher_layer() {
         let found = LAYERS.iter().position(|known| *known == layer);
         found.unwrap_or_else(|| panic!("`{layer}` is no layer: list it, or move its files"))
     };
-    // Methods are defined four spaces deep, in `impl Broker`.
     let mut defined: BTreeMap<&str, &str> = BTreeMap::new();
     for source in &sources {
-        let in_broker = source.text.split("impl Broker {").skip(1);
-        for block in in_broker.map(|block| block.split("\n}").next().unwrap_or_default()) {
-            for before in ["\n    fn ", "\n    pub(crate) fn ", "\n    pub fn ", "\n    pub(crate) const fn "]
-            {
-                names(block, before, '(').for_each(|name| _ = defined.insert(name, &source.layer));
-            }
-        }
+        methods(&source.text).for_each(|method| _ = defined.insert(method.name, &source.layer));
     }
     assert!(defined.len() > 300, "found {} methods only", defined.len());
     let mut wrong = Vec::new();
     for Source { layer, path, text } in &sources {
-        for caller in ["self.", "broker.", "view.", "Self::"] {
-            for name in names(text, caller, '(') {
-                if let Some(of) = defined.get(name).filter(|of| rank(of) > rank(layer)) {
-                    wrong.push(format!("{}: `{name}` is in the higher layer `{of}`", path.display()));
-                }
+        for name in called_in(text) {
+            if let Some(of) = defined.get(name).filter(|of| rank(of) > rank(layer)) {
+                wrong.push(format!("{}: `{name}` is in the higher layer `{of}`", path.display()));
             }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// The text behind each call of a method, and its arguments.
+fn behind_calls<'t>(text: &'t str, name: &str) -> Vec<&'t str> {
+    let call = format!(".{name}(");
+    let behind = |(at, _)| {
+        let rest: &str = &text[at + call.len()..];
+        let mut depth = 1;
+        let end = rest.find(|c| {
+            depth += i32::from(c == '(') - i32::from(c == ')');
+            depth == 0
+        })?;
+        rest.get(end + 1..)
+    };
+    text.match_indices(&*call).filter_map(behind).collect()
+}
+
+/// A refusal is for the client: the method that gets one returns it, or names it to tell the client. No method asks only
+/// whether there is one. A decision asks a method that returns a reason of the core, such as a shortage. The shell's
+/// questions (`pub fn`) decide nothing.
+#[test]
+fn no_decision_reads_a_refusal() {
+    let sources = sources();
+    let all = || sources.iter().flat_map(|source| methods(&source.text).map(move |it| (&source.path, it)));
+    let refusing: BTreeSet<&str> =
+        all().filter(|(_, method)| method.returns_refusal()).map(|(_, method)| method.name).collect();
+    assert!(refusing.len() > 60, "found {} methods only", refusing.len());
+    let mut wrong = Vec::new();
+    for (path, method) in all().filter(|(_, method)| !method.signature.contains("pub fn ")) {
+        for name in &refusing {
+            let asks = [
+                ".is_err()",
+                ".is_ok()",
+                ".ok()",
+                ".is_some()",
+                ".is_none()",
+                ".err().is_",
+                ".err().map(|_|",
+            ];
+            let behind = behind_calls(method.body, name);
+            if behind.iter().any(|behind| asks.iter().any(|ask| behind.starts_with(ask))) {
+                wrong.push(format!("{}: `{}` asks whether `{name}` refuses", path.display(), method.name));
+            }
+        }
+        let tells = ["refus", "Refus", "Command::Reply"].iter().any(|word| method.body.contains(word));
+        if method.returns_refusal() || tells {
+            continue;
+        }
+        for name in method.called().filter(|name| refusing.contains(name)) {
+            wrong.push(format!("{}: `{}` drops a refusal of `{name}`", path.display(), method.name));
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
@@ -152,12 +238,12 @@ fn changing_methods() -> BTreeSet<String> {
     let (mut changing, mut asking) = (BTreeSet::new(), BTreeSet::new());
     for path in source_files("src").into_iter().filter(|path| !path.to_string_lossy().contains("/handler/")) {
         let text = fs::read_to_string(path).expect("a source file");
-        for name in names(&text, "fn ", '(') {
-            let whole = format!("fn {name}");
-            let head = text.split(&whole).nth(1).and_then(|rest| rest.split(')').next()).unwrap_or_default();
+        for (at, before) in text.match_indices("fn ") {
+            let head = text[at + before.len()..].split(')').next().unwrap_or_default();
+            let name = head.split(['(', '<']).next().unwrap_or_default().to_owned();
             match () {
-                () if head.contains("&mut self") => _ = changing.insert(name.to_owned()),
-                () if head.contains("self") => _ = asking.insert(name.to_owned()),
+                () if head.contains("&mut self") => _ = changing.insert(name),
+                () if head.contains("self") => _ = asking.insert(name),
                 () => {}
             }
         }
@@ -167,7 +253,8 @@ fn changing_methods() -> BTreeSet<String> {
     changing
 }
 
-/// The fields of the broker that the text changes: by a method, by an assignment, or by a `&mut`.
+/// The fields of the broker that the text changes: by a method, by an assignment, or by a `&mut`. A field that was taken
+/// apart or borrowed before, and all behind the first call of a chain, are not seen.
 fn changed<'t>(text: &'t str, fields: &[&str], methods: &BTreeSet<String>) -> BTreeSet<&'t str> {
     let mut found = BTreeSet::new();
     for (at, _) in text.match_indices("self.") {
@@ -194,16 +281,8 @@ fn each_folder_changes_the_tables_that_the_architecture_says() {
     assert!(methods.len() > 200, "found {} methods only", methods.len());
     let mut is: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     for Source { layer, text, .. } in sources() {
-        // A chain may go on in the next line.
-        let lines: String = text
-            .lines()
-            .map(|line| match line.trim_start() {
-                line if line.starts_with('.') => line.to_owned(),
-                line => format!("\n{line}"),
-            })
-            .collect();
         let of_layer = is.entry(layer).or_default();
-        of_layer.extend(changed(&lines, &fields, &methods).into_iter().map(str::to_owned));
+        of_layer.extend(changed(&text, &fields, &methods).into_iter().map(str::to_owned));
     }
     let page = broker_source("../../docs/ARCHITECTURE.md");
     let (_, table) = page.split_once("| `handler/` | Tables that it changes |\n").expect("the table");
@@ -217,6 +296,7 @@ fn each_folder_changes_the_tables_that_the_architecture_says() {
             said.insert(layer.trim_end_matches('/').trim_end_matches(".rs").to_owned(), tables.clone());
         }
     }
+    assert!(said.keys().all(|layer| LAYERS.contains(&&**layer)), "a row of no layer: {said:?}");
     let rows = |of: &BTreeMap<String, BTreeSet<String>>| {
         let row = |layer: &str| {
             format!(

@@ -54,6 +54,15 @@ pub(crate) enum Shortage {
     Room { free: Bytes },
 }
 
+/// Why requests can never be on a device together, whatever other tenants give up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Infeasible {
+    /// The tenant is charged for more of them than its limit.
+    Limit { tenant: TenantId, limit: Bytes, charged: Bytes, requested: Bytes },
+    /// The device has no more than `free` for all of them.
+    Room { free: Bytes, requested: Bytes },
+}
+
 /// All accounts of one place, with their sums.
 #[derive(Debug)]
 pub(crate) struct PlaceBalances {

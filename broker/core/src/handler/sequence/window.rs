@@ -138,7 +138,7 @@ impl Broker {
         let mut window = SequenceWindow::default();
         for step in now..end {
             let added = self.add_step(sequence, step, &mut sums);
-            let fits = self.check_feasible_on(sequence.tenant, sequence.device, sums.iter().copied());
+            let fits = self.check_feasible_on(sequence.device, sums.iter().copied());
             if step < first {
                 continue;
             }

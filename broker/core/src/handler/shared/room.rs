@@ -11,7 +11,7 @@ use crate::{
     error::{FullBecause, Refusal},
     event::{PartRef, Tier},
     invariants,
-    ledger::{Account, Place, Shortage},
+    ledger::{Account, Infeasible, Place, Shortage},
     line::{Footprint, LOOKAHEAD, Need, Position, Waiter},
     moves::{MoveError, Stop},
     pool::{Age, ExtentError, ExtentState},
@@ -265,7 +265,8 @@ impl Broker {
         }
         sums.chunk_by(|(one, _), (next, _)| one == next).try_for_each(|of_device| {
             let Some((device, _)) = of_device.first() else { return Ok(()) };
-            self.check_feasible_on(asker, *device, of_device.iter().map(|(_, requested)| *requested))
+            let checked = self.check_feasible_on(*device, of_device.iter().map(|(_, requested)| *requested));
+            checked.map_err(|why| self.infeasible_refusal(asker, *device, why))
         })
     }
 
@@ -278,41 +279,35 @@ impl Broker {
         })
     }
 
-    /// `requested` has the bytes of each tenant that is charged.
+    /// Checks that all these requests fit on the device at once. `requested` has the bytes of each tenant that is
+    /// charged.
     pub(crate) fn check_feasible_on(
         &self,
-        asker: TenantId,
         device: DeviceIndex,
         requested: impl Iterator<Item = (TenantId, Bytes)> + Clone,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), Infeasible> {
         let Some(balances) = self.ledger.balances(Place::device(device)) else { return Ok(()) };
-        let (place, capacity) = (Place::device(device), balances.surveyed_capacity());
+        let capacity = balances.surveyed_capacity();
         let sum = requested.clone().map(|(_, bytes)| bytes).fold(Bytes::ZERO, Bytes::saturating_add);
         if sum > capacity {
-            return Err(self.shortage_refusal(asker, place, Shortage::Room { free: capacity }, sum));
+            return Err(Infeasible::Room { free: capacity, requested: sum });
         }
-        self.check_limits_on(asker, device, requested.clone())?;
-        self.check_capacity_on(asker, device, requested)
+        self.check_limits_on(device, requested.clone())?;
+        self.check_capacity_on(device, requested)
     }
 
     /// Checks that no tenant requests more than its limit.
     pub(crate) fn check_limits_on(
         &self,
-        asker: TenantId,
         device: DeviceIndex,
         requested: impl Iterator<Item = (TenantId, Bytes)>,
-    ) -> Result<(), Refusal> {
-        let place = Place::device(device);
+    ) -> Result<(), Infeasible> {
         for (tenant, requested) in requested {
-            let account = self.ledger.account(tenant, place);
-            let Some(account) = account.filter(|account| requested > account.limit) else { continue };
-            // A tenant sees only its own figures, never those of a tenant whose memory it reads.
-            if tenant != asker {
-                let (device, tier) = (self.uuid(device).to_owned(), place.tier);
-                return Err(Refusal::SetTooLarge { device, tier, requested });
+            let account = self.ledger.account(tenant, Place::device(device));
+            if let Some(account) = account.filter(|account| requested > account.limit) {
+                let (limit, charged) = (account.limit, account.charged());
+                return Err(Infeasible::Limit { tenant, limit, charged, requested });
             }
-            let limit = Shortage::Limit { limit: account.limit, charged: account.charged() };
-            return Err(self.shortage_refusal(asker, place, limit, requested));
         }
         Ok(())
     }
@@ -320,20 +315,35 @@ impl Broker {
     /// Checks the capacity of the device, and the guarantees of other tenants.
     pub(crate) fn check_capacity_on(
         &self,
-        asker: TenantId,
         device: DeviceIndex,
         requested: impl Iterator<Item = (TenantId, Bytes)> + Clone,
-    ) -> Result<(), Refusal> {
-        let place = Place::device(device);
-        let Some(balances) = self.ledger.balances(place) else { return Ok(()) };
+    ) -> Result<(), Infeasible> {
+        let Some(balances) = self.ledger.balances(Place::device(device)) else { return Ok(()) };
         let sum = requested.clone().map(|(_, bytes)| bytes).fold(Bytes::ZERO, Bytes::saturating_add);
         let fits_in = |free: Bytes| match sum <= free {
             true => Ok(()),
-            false => Err(self.shortage_refusal(asker, place, Shortage::Room { free }, sum)),
+            false => Err(Infeasible::Room { free, requested: sum }),
         };
         fits_in(balances.surveyed_capacity())?;
         planted!(self, GuaranteeAwaited => return Ok(()));
         fits_in(balances.max_available_to(requested))
+    }
+
+    /// The refusal that the tenant reads whose request never fits.
+    fn infeasible_refusal(&self, asker: TenantId, device: DeviceIndex, why: Infeasible) -> Refusal {
+        let place = Place::device(device);
+        let (shortage, requested) = match why {
+            // A tenant sees only its own figures, never those of a tenant whose memory it reads.
+            Infeasible::Limit { tenant, requested, .. } if tenant != asker => {
+                let (device, tier) = (self.uuid(device).to_owned(), place.tier);
+                return Refusal::SetTooLarge { device, tier, requested };
+            }
+            Infeasible::Limit { limit, charged, requested, .. } => {
+                (Shortage::Limit { limit, charged }, requested)
+            }
+            Infeasible::Room { free, requested } => (Shortage::Room { free }, requested),
+        };
+        self.shortage_refusal(asker, place, shortage, requested)
     }
 
     /// The refusal that a user reads.

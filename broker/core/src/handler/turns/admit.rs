@@ -163,14 +163,12 @@ impl Broker {
         let requested = || sums.iter().map(|(tenant, bytes)| (*tenant, *bytes));
         let own: BTreeSet<TenantId> = self.members_of(own).map(|(_, entry)| entry.tenant).collect();
         let of_own = requested().filter(|(tenant, _)| own.contains(tenant));
-        if self.check_limits_on(turn.tenant, turn.device, of_own).is_err() {
+        if self.check_limits_on(turn.device, of_own).is_err() {
             return Some(Obstacle::Limit);
         }
         // The line knows best what is too large for a device.
-        if beside.is_empty() {
-            return None;
-        }
-        self.check_capacity_on(turn.tenant, turn.device, requested()).err().map(|_| Obstacle::Room)
+        let is_alone = beside.is_empty();
+        (!is_alone && self.check_capacity_on(turn.device, requested()).is_err()).then_some(Obstacle::Room)
     }
 
     pub(super) fn set_of_turn(&self, id: SessionId) -> Option<&WorkingSet> {
