@@ -161,8 +161,8 @@ impl Broker {
     }
 }
 
-/// The device that a stored row names.
-fn quota_device(config: &Config, text: &str) -> QuotaDevice {
+/// The device that a stored row or a stored request names: a UUID, or `*` for all devices.
+pub(crate) fn quota_device(config: &Config, text: &str) -> QuotaDevice {
     if text == "*" {
         return QuotaDevice::All;
     }

@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use vramd_types::{Quantity, name};
 
 use crate::{
-    broker::Broker,
+    broker::{Broker, quota_device},
     command::Command,
     error::Refusal,
     event::{DeviceSelector, Tier},
@@ -316,18 +316,13 @@ impl Broker {
         }
     }
 
-    /// The outcome of a request that was stored.
+    /// The outcome of a request that was stored, to be remembered after a restart.
     pub(crate) fn stored_outcome(&mut self, request: &StoredRequest) -> (Method, Outcome) {
         let tenant = self.tenants.intern(&request.tenant);
         match &request.change {
             StoredChange::QuotaDeleted { .. } => (Method::DeleteQuota, Outcome::QuotaDeleted),
             StoredChange::QuotaSet { device, tier } => {
-                let device = match device.as_str() {
-                    "*" => QuotaDevice::All,
-                    text => self
-                        .find_device(text)
-                        .map_or_else(|| QuotaDevice::Absent(text.to_owned()), QuotaDevice::Present),
-                };
+                let device = quota_device(&self.config, device);
                 (Method::SetQuota, Outcome::QuotaSet { tenant, device, tier: *tier })
             }
             StoredChange::TenantSet => (Method::SetTenant, Outcome::TenantChanged(tenant)),
