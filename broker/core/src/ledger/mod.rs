@@ -164,7 +164,7 @@ pub(crate) struct Ledger {
     /// Inconsistencies, to be counted and logged.
     broken: Vec<String>,
     pub(crate) changed_keys: ChangedKeys<(TenantId, Place)>,
-    /// Changes of balances, for the follow-ups.
+    /// Changes of balances, each once, for the follow-ups. One event may change a balance thousands of times.
     facts: Facts,
     #[cfg(feature = "planted")]
     planted: Option<crate::Bug>,
