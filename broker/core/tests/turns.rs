@@ -10,9 +10,9 @@ use crate::world::{
     set_quota, spec,
 };
 use broker_core::{
-    AllocationSpec, ClientFrame, ClientRequest, Config, Event, EvictionReason, Kind, Notice, OperatorRequest,
-    PartRef, Refusal, Reply, StoredQuotas, TenantClass, Tier, TurnEnd, TurnLimits, TurnPhase, TurnState,
-    WorkingSetSpec,
+    AllocationSpec, ClientFrame, ClientRequest, Config, Event, EvictionPolicy, EvictionReason, Kind, Notice,
+    OperatorRequest, PartRef, Refusal, Reply, StoredQuotas, TenantClass, Tier, TurnEnd, TurnLimits,
+    TurnPhase, TurnState, WorkingSetSpec,
 };
 use vramd_types::{AllocationId, Bytes, Reason};
 
@@ -821,4 +821,9 @@ fn turns_change_no_order_between_classes() {
     give_up(&mut world, c, 1);
     assert!(is_granted(&world, a, 1));
     assert_eq!((coming(&world, b), coming(&world, c)), (0, 3));
+    // The lower class leaves first, some of it for pressure. It has one set, so turns do not order its parts.
+    let mut of_b = reasons(&world);
+    of_b.retain(|(part, reason)| part.allocation == b.allocation && *reason != EvictionReason::Cold);
+    let by_policy = EvictionReason::Policy(EvictionPolicy::Lru);
+    assert!(!of_b.is_empty() && of_b.iter().all(|(_, reason)| *reason == by_policy), "{of_b:?}");
 }

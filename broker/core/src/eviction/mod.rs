@@ -58,7 +58,7 @@ pub enum EvictionPolicy {
 /// Why a part was the next to leave its device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EvictionReason {
-    /// It is of a working set, and sessions take turns: the turn of its set comes later.
+    /// It is of a working set, and turns order those of its class: the turn of its set comes later.
     Turn,
     /// A declared sequence says when it is needed.
     Sequence,

@@ -58,7 +58,7 @@ impl Turns {
     }
 
     /// How far ahead the turns of a device's working sets are, by allocation: 0 if one is admitted, then the places of
-    /// those that wait, and the greatest number if no session wants it. Empty if that is the same for all.
+    /// those that wait, and the greatest number if no session wants it. Empty if no session takes turns there.
     pub(crate) fn until_turns(
         &self,
         device: DeviceIndex,
@@ -81,16 +81,7 @@ impl Turns {
                 *nearest = distance.min(*nearest);
             }
         }
-        if until.values().min() == until.values().max() {
-            until.clear();
-        }
         until
-    }
-
-    /// Whether an allocation is of a working set, and sessions take turns on its device.
-    pub(crate) fn orders(&self, device: DeviceIndex, allocation: AllocationId) -> bool {
-        self.on(device).next().is_some()
-            && self.sets().any(|(_, set)| set.device == device && set.members.contains(&allocation))
     }
 
     /// The use of a tenant, with the turns that it has now.

@@ -11,33 +11,95 @@
 //! While sessions take turns, it is known when each working set is needed next. So each place of a part of a set is taken
 //! by the next part of the set whose turn comes last, among sets of tenants of one class. Memory of no set keeps its
 //! places.
+//!
+//! The reason that is reported for a victim is the first of these rules that orders its part.
 
-use std::{collections::BTreeMap, rc::Rc};
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, BTreeSet},
+};
 
 use vramd_types::{AllocationId, DeviceIndex};
 
 use crate::{
     broker::Broker,
     event::PartRef,
-    eviction::{Course, Rank},
+    eviction::{Course, EvictionReason, PartAdvice, Rank},
+    moves::Cause,
     tenancy::{TenantClass, TenantId},
 };
 
 type Parts<'a> = Box<dyn Iterator<Item = PartRef> + 'a>;
 
+/// The allocations whose parts leave in the order of turns: the class of their tenant, and how far ahead the turn of
+/// their set is.
+type TurnOrder = BTreeMap<AllocationId, (TenantClass, usize)>;
+
 impl Broker {
     /// The parts of a device without known pins, first the best victim. It costs a walk along the policy's order for
-    /// each rank that a tenant's parts have, one along the steps of its sequences, and one for each turn that waits.
+    /// each rank that a tenant's parts have, one along the steps of its sequences, and one for each class of tenants
+    /// with working sets while sessions take turns.
     pub(crate) fn advised_order(&self, device: DeviceIndex) -> impl Iterator<Item = PartRef> {
-        let standing = |tenant| self.tenants.standing(tenant);
-        let turns = Rc::new(self.sessions.turns.until_turns(device, self.shell.now, standing));
-        planted!(self, TurnOrderIgnored => turns = Rc::default());
-        let mut by_class: BTreeMap<TenantClass, Parts<'_>> = BTreeMap::new();
+        let turns = self.turn_order(device);
+        let mut by_class: BTreeMap<TenantClass, std::vec::IntoIter<PartRef>> = BTreeMap::new();
         self.by_tenant(device).filter_map(move |part| {
-            let class = turns.get(&part.allocation).and_then(|_| self.class_of(part));
-            let Some(class) = class else { return Some(part) };
-            by_class.entry(class).or_insert_with(|| self.by_turn(device, class, Rc::clone(&turns))).next()
+            let Some((class, _)) = turns.get(&part.allocation) else { return Some(part) };
+            by_class.entry(*class).or_insert_with(|| self.by_turn(device, *class, &turns)).next()
         })
+    }
+
+    /// Why each of these parts leaves before others.
+    pub(super) fn eviction_reasons(
+        &self,
+        parts: impl Iterator<Item = PartRef>,
+        cause: Cause,
+    ) -> Vec<EvictionReason> {
+        let mut by_device: BTreeMap<DeviceIndex, TurnOrder> = BTreeMap::new();
+        let reason = |part: PartRef| {
+            // Pressure takes cold parts by their last use (`node/pressure.rs`).
+            if cause == Cause::Pressure {
+                return EvictionReason::Cold;
+            }
+            let device = self.allocations.get(part.allocation).map(|allocation| allocation.device);
+            let turns = device.map(|on| by_device.entry(on).or_insert_with(|| self.turn_order(on)));
+            match turns.is_some_and(|turns| turns.contains_key(&part.allocation)) {
+                true => EvictionReason::Turn,
+                false => self.own_reason(part),
+            }
+        };
+        parts.map(reason).collect()
+    }
+
+    /// Without regard to turns.
+    fn own_reason(&self, part: PartRef) -> EvictionReason {
+        let tenant = self.tenant_of(part);
+        if tenant.is_some_and(|tenant| self.moves.sequences.need_of(tenant, part).is_some()) {
+            return EvictionReason::Sequence;
+        }
+        let advice = self.advice_for(part).at(self.shell.now);
+        if advice.course().is_some() {
+            return EvictionReason::Pattern;
+        }
+        if advice.rank() != PartAdvice::default().rank() {
+            return EvictionReason::Advice;
+        }
+        EvictionReason::Policy(self.node.settings.eviction_policy)
+    }
+
+    /// Turns order nothing in a class of tenants whose turns are all as far ahead.
+    fn turn_order(&self, device: DeviceIndex) -> TurnOrder {
+        planted!(self, TurnOrderIgnored => return TurnOrder::new());
+        let standing = |tenant| self.tenants.standing(tenant);
+        let until = self.sessions.turns.until_turns(device, self.shell.now, standing);
+        let with_class = |(id, distance)| {
+            let tenant = self.allocations.get(id)?.tenant;
+            Some((id, (standing(tenant).class, distance)))
+        };
+        let mut turns: TurnOrder = until.into_iter().filter_map(with_class).collect();
+        let distances: BTreeSet<(TenantClass, usize)> = turns.values().copied().collect();
+        let of_class = |class| distances.range((class, 0)..=(class, usize::MAX));
+        turns.retain(|_, (class, _)| of_class(*class).nth(1).is_some());
+        turns
     }
 
     /// The parts of working sets of one class of tenants: first those of the set whose turn comes last.
@@ -45,19 +107,14 @@ impl Broker {
         &self,
         device: DeviceIndex,
         class: TenantClass,
-        turns: Rc<BTreeMap<AllocationId, usize>>,
-    ) -> Parts<'_> {
-        let mut distances: Vec<usize> = turns.values().copied().collect();
-        distances.sort_unstable_by(|one, other| other.cmp(one));
-        distances.dedup();
-        planted!(self, NextTurnFirst => distances.reverse());
-        Box::new(distances.into_iter().flat_map(move |distance| {
-            let turns = Rc::clone(&turns);
-            let of_sets = self.by_tenant(device);
-            of_sets.filter(move |part| {
-                turns.get(&part.allocation) == Some(&distance) && self.class_of(*part) == Some(class)
-            })
-        }))
+        turns: &TurnOrder,
+    ) -> std::vec::IntoIter<PartRef> {
+        let distance_of = |part: &PartRef| turns.get(&part.allocation).map(|(_, distance)| *distance);
+        let is_of_class = |part: &PartRef| turns.get(&part.allocation).is_some_and(|(of, _)| *of == class);
+        let mut parts: Vec<PartRef> = self.by_tenant(device).filter(is_of_class).collect();
+        parts.sort_by_key(|part| Reverse(distance_of(part)));
+        planted!(self, NextTurnFirst => parts.sort_by_key(distance_of));
+        parts.into_iter()
     }
 
     /// Without regard to turns.

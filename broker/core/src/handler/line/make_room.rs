@@ -66,8 +66,9 @@ impl Broker {
             }
         }
         self.release_now(plan.awaited.into_iter().chain(leaving.iter().copied()));
-        for (part, arrived) in plan.victims {
-            leaving.extend(self.evict_victim(part, arrived, cause));
+        let reasons = self.eviction_reasons(plan.victims.iter().map(|(part, _)| *part), cause);
+        for ((part, arrived), reason) in plan.victims.into_iter().zip(reasons) {
+            leaving.extend(self.evict_victim(part, arrived, (cause, reason)));
         }
         for part in plan.ahead {
             self.ask_ahead(part);

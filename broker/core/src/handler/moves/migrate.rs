@@ -92,11 +92,15 @@ impl Broker {
     }
 
     /// Starts to evict a victim, and returns the extent that leaves its device.
-    pub(crate) fn evict_victim(&mut self, part: PartRef, arrived: Arrival, cause: Cause) -> Option<ExtentId> {
+    pub(crate) fn evict_victim(
+        &mut self,
+        part: PartRef,
+        arrived: Arrival,
+        (cause, reason): (Cause, EvictionReason),
+    ) -> Option<ExtentId> {
         let allocation = self.allocations.get(part.allocation)?;
         let leaves = allocation.part(part.part)?.extent;
         let to_tier = self.tier_below(part)?;
-        let reason = self.eviction_reason(part, cause);
         let begun = self.begin_migration(part, (to_tier, cause), Some(reason), None);
         let begun = begun.and_then(|()| self.revoke_for_move(part, (to_tier, cause), None, arrived));
         if let Err(error) = begun {

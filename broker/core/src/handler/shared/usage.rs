@@ -5,9 +5,8 @@ use vramd_types::{AllocationId, SessionId};
 use crate::{
     broker::Broker,
     event::{PartRef, Tier},
-    eviction::{EvictionReason, PartAdvice, PartNeed, Source, Weight},
+    eviction::{PartAdvice, PartNeed, Source, Weight},
     line::Footprint,
-    moves::Cause,
     residency::{AllocationState, MapState},
     tenancy::TenantId,
 };
@@ -82,33 +81,6 @@ impl Broker {
         self.usage.advice.record_use(part, self.shell.now);
         planted!(self, SoonKept => return);
         self.usage.advice.end_need(part, |need| matches!(need, PartNeed::Soon { .. }), self.shell.now);
-    }
-
-    /// Why a part leaves before others: what orders them (`line/advised_order.rs`, and `node/pressure.rs` under pressure).
-    pub(crate) fn eviction_reason(&self, part: PartRef, cause: Cause) -> EvictionReason {
-        // Pressure takes cold parts by their last use.
-        if cause == Cause::Pressure {
-            return EvictionReason::Cold;
-        }
-        let device = self.allocations.get(part.allocation).map(|it| it.device);
-        if device.is_some_and(|device| self.sessions.turns.orders(device, part.allocation)) {
-            return EvictionReason::Turn;
-        }
-        let needed = self
-            .allocations
-            .get(part.allocation)
-            .and_then(|it| self.moves.sequences.need_of(it.tenant, part));
-        if needed.is_some() {
-            return EvictionReason::Sequence;
-        }
-        let advice = self.advice_for(part).at(self.shell.now);
-        if advice.course().is_some() {
-            return EvictionReason::Pattern;
-        }
-        if advice.rank() != PartAdvice::default().rank() {
-            return EvictionReason::Advice;
-        }
-        EvictionReason::Policy(self.node.settings.eviction_policy)
     }
 
     /// The advice that counts for a part.
