@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::advised_order::reasons;
+use crate::advised_order::{advise, reasons};
 use crate::world::{
     Client, World, config,
     moving::{evict, parts, tier, tiers, to},
@@ -10,9 +10,9 @@ use crate::world::{
     set_quota, spec,
 };
 use broker_core::{
-    AllocationSpec, ClientFrame, ClientRequest, Config, Event, EvictionPolicy, EvictionReason, Kind, Notice,
-    OperatorRequest, PartRef, Refusal, Reply, StoredQuotas, TenantClass, Tier, TurnEnd, TurnLimits,
-    TurnPhase, TurnState, WorkingSetSpec,
+    AdvicePermission, AllocationSpec, ClientFrame, ClientRequest, Config, Event, EvictionPolicy,
+    EvictionReason, Kind, Notice, OperatorRequest, PartRef, Refusal, Reply, Retention, StoredQuotas,
+    TenantClass, Tier, TurnEnd, TurnLimits, TurnPhase, TurnState, WorkingSetSpec,
 };
 use vramd_types::{AllocationId, Bytes, Reason};
 
@@ -812,6 +812,35 @@ fn set_whose_turn_comes_last_leaves_first() {
     assert_eq!((coming(&world, b), coming(&world, c)), (3, 0));
     let of_c: Vec<_> = reasons(&world).into_iter().filter(|(it, _)| it.allocation == c.allocation).collect();
     assert!(of_c.len() == 4 && of_c.iter().all(|(_, reason)| *reason == EvictionReason::Turn), "{of_c:?}");
+}
+
+/// The check after each event looks at the order of a tenant whose advice is forbidden.
+#[test]
+fn forbidden_advice_changes_nothing_where_turns_order_the_parts() {
+    let mut world = tiers(24, 128);
+    let (earlier, later) = (member(&mut world, "b", 4), member(&mut world, "b", 8));
+    let (owner, first) = (member(&mut world, "a", 10), member(&mut world, "d", 16));
+    for it in [earlier, later] {
+        request(&mut world, it, 1);
+        pass(&mut world, QUANTUM / 10);
+        give_up(&mut world, it, 1);
+    }
+    request(&mut world, owner, 1);
+    advise(&mut world, earlier.client, part(earlier.allocation, 0), Retention::Importance(Some(100)));
+    let advice = Some(AdvicePermission::Forbidden);
+    let forbid = OperatorRequest::SetTenant { tenant: "b".to_owned(), class: None, weight: None, advice };
+    world.operate(forbid).expect("valid");
+    request(&mut world, first, 1);
+    request(&mut world, earlier, 2);
+    assert_eq!((phase(&world, first), phase(&world, earlier)), (TurnPhase::Waiting, TurnPhase::Waiting));
+    assert!(coming(&world, earlier) > 0 && coming(&world, later) > 0);
+    // The policy would take the set that was used earlier. It is needed, and the other one is not.
+    give_up(&mut world, owner, 1);
+    assert!(is_granted(&world, first, 1));
+    let of_later: Vec<_> =
+        reasons(&world).into_iter().filter(|(it, _)| it.allocation == later.allocation).collect();
+    assert!(!of_later.is_empty() && of_later.iter().all(|(_, reason)| *reason == EvictionReason::Turn));
+    assert!(reasons(&world).iter().all(|(it, _)| it.allocation != earlier.allocation), "it stays");
 }
 
 #[test]

@@ -42,7 +42,7 @@ pub(super) fn check(broker: &Broker, scope: &Scope, found: &mut Vec<Violation>) 
                 let allocation = broker.allocations.get(part.allocation);
                 allocation.is_some_and(|allocation| allocation.tenant == tenant)
             };
-            let advised: Vec<_> = broker.advised_order(device).filter(is_own).collect();
+            let advised: Vec<_> = broker.by_tenant(device).filter(is_own).collect();
             let by_policy: Vec<_> = residents.order(device).filter(is_own).collect();
             let order = || format!("parts on {device:?} in the order in which they leave, without advice");
             expect_equal(found, EVICTION_ORDER, order, &advised, &by_policy);

@@ -12,7 +12,7 @@
 //! by the next part of the set whose turn comes last, among sets of tenants of one class. Memory of no set keeps its
 //! places.
 //!
-//! The reason that is reported for a victim is the first of these rules that orders its part.
+//! The reason that is reported for a victim is the last of these rules that orders its part.
 
 use std::{
     cmp::Reverse,
@@ -70,7 +70,7 @@ impl Broker {
         parts.map(reason).collect()
     }
 
-    /// Without regard to turns.
+    /// Why a part leaves before others of its tenant.
     fn own_reason(&self, part: PartRef) -> EvictionReason {
         let tenant = self.tenant_of(part);
         if tenant.is_some_and(|tenant| self.moves.sequences.need_of(tenant, part).is_some()) {
@@ -86,7 +86,7 @@ impl Broker {
         EvictionReason::Policy(self.node.settings.eviction_policy)
     }
 
-    /// Turns order nothing in a class of tenants whose turns are all as far ahead.
+    /// The allocations that turns order on the device. A class whose sets are all as far ahead is left out.
     fn turn_order(&self, device: DeviceIndex) -> TurnOrder {
         planted!(self, TurnOrderIgnored => return TurnOrder::new());
         let standing = |tenant| self.tenants.standing(tenant);
@@ -112,13 +112,13 @@ impl Broker {
         let distance_of = |part: &PartRef| turns.get(&part.allocation).map(|(_, distance)| *distance);
         let is_of_class = |part: &PartRef| turns.get(&part.allocation).is_some_and(|(of, _)| *of == class);
         let mut parts: Vec<PartRef> = self.by_tenant(device).filter(is_of_class).collect();
-        parts.sort_by_key(|part| Reverse(distance_of(part)));
+        parts.sort_by_cached_key(|part| Reverse(distance_of(part)));
         planted!(self, NextTurnFirst => parts.sort_by_key(distance_of));
         parts.into_iter()
     }
 
-    /// Without regard to turns.
-    fn by_tenant(&self, device: DeviceIndex) -> impl Iterator<Item = PartRef> {
+    /// The order of victims without regard to turns.
+    pub(crate) fn by_tenant(&self, device: DeviceIndex) -> impl Iterator<Item = PartRef> {
         let mut by_tenant: BTreeMap<TenantId, Option<Parts<'_>>> = BTreeMap::new();
         self.usage.residents.order(device).filter_map(move |part| {
             let Some(tenant) = self.tenant_of(part) else { return Some(part) };
