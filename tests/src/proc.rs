@@ -188,12 +188,12 @@ fn is_of_host(name: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use std::{
-        os::unix::process::ExitStatusExt as _,
-        process::{Command, Stdio},
+        os::unix::{fs::OpenOptionsExt as _, process::ExitStatusExt as _},
+        process::{Child, Command, Stdio},
         thread,
     };
 
-    use rustix::fs::{CWD, Mode, mkfifoat};
+    use rustix::fs::{CWD, Mode, OFlags, mkfifoat};
 
     use super::*;
 
@@ -206,30 +206,69 @@ threading.Thread(target=begin, daemon=True).start()
 time.sleep(600)
 ";
 
+    /// The program, which ends with the test. Its output goes nowhere, so that no reader waits for its end.
+    struct Program {
+        child: Child,
+        file: PathBuf,
+    }
+
+    impl Program {
+        fn start(file: PathBuf) -> Self {
+            let mut python = Command::new("python3");
+            python.args(["-c", SECOND_THREAD]).arg(&file);
+            python.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+            Self { child: python.spawn().unwrap(), file }
+        }
+
+        fn has_child(&self) -> bool {
+            let parent = self.child.id().to_string();
+            let processes = fs::read_dir("/proc").unwrap();
+            processes.flatten().any(|process| {
+                let stat = fs::read_to_string(process.path().join("stat")).unwrap_or_default();
+                // The state and the parent follow the name.
+                let after = stat.rsplit_once(") ").map(|(_, after)| after);
+                after.and_then(|after| after.split(' ').nth(1)) == Some(&*parent)
+            })
+        }
+
+        fn has_thread(&self, in_state: char) -> bool {
+            let threads = fs::read_dir(format!("/proc/{}/task", self.child.id())).unwrap();
+            threads.flatten().any(|thread| state_in(&thread.path()) == Some(in_state))
+        }
+    }
+
+    impl Drop for Program {
+        fn drop(&mut self) {
+            _ = self.child.kill();
+            _ = self.child.wait();
+            // A child that still waits for the file outlives the program.
+            _ = fs::File::options()
+                .write(true)
+                .custom_flags(OFlags::NONBLOCK.bits().cast_signed())
+                .open(&self.file);
+        }
+    }
+
     #[test]
     fn a_process_is_stopped_once_all_its_threads_are() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("file");
         mkfifoat(CWD, &file, Mode::RUSR | Mode::WUSR).unwrap();
-        let python =
-            Command::new("python3").args(["-c", SECOND_THREAD]).arg(&file).stdin(Stdio::null()).spawn();
-        let mut python = python.unwrap();
-        let pid = python.id();
-        let has_thread = |in_state: char| {
-            let threads = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
-            threads.flatten().any(|thread| state_in(&thread.path()) == Some(in_state))
-        };
-        until("the second thread waits for its child", || has_thread('D'));
+        let mut python = Program::start(file.clone());
+        let pid = python.child.id();
+        // Any thread may be in that state for a moment, while it reads from disk.
+        until("the second thread has begun its child", || python.has_child());
+        until("the second thread waits for its child", || python.has_thread('D'));
         thread::scope(|scope| {
             let stop = scope.spawn(|| stop(pid));
             until("the first thread has stopped", || state(pid) == Some('T'));
-            assert!(has_thread('D') && !is_stopped(pid), "and the second has not");
+            assert!(python.has_thread('D') && !is_stopped(pid), "and the second has not");
             drop(fs::File::options().write(true).open(&file).unwrap());
             stop.join().unwrap();
         });
         assert!(is_stopped(pid));
-        python.kill().unwrap();
-        assert_eq!(python.wait().unwrap().signal(), Some(Signal::KILL.as_raw()));
+        python.child.kill().unwrap();
+        assert_eq!(python.child.wait().unwrap().signal(), Some(Signal::KILL.as_raw()));
         assert!(!is_stopped(pid), "a process that has ended is not stopped");
     }
 }
