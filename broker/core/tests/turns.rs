@@ -95,6 +95,30 @@ fn contended() -> (World, Member, Member) {
     (world, a, b)
 }
 
+/// A client whose pin call of 8 MiB finds its memory below the device.
+fn caller(world: &mut World) -> Client {
+    let client = world.open_pinning("c");
+    let id = world.allocate(client, AllocationSpec { unpinned: true, ..spec(8) }).expect("room below");
+    let wanted = parts(world, id);
+    world.pin_call(client, 1, &wanted);
+    client
+}
+
+/// A set of 12 MiB in its turn on a device of 16 MiB, and a client whose pin call waits for room. A harvest has seen the
+/// whole set pinned.
+fn pinned_in_its_turn() -> (World, Member, Client) {
+    let mut world = tiers(16, 64);
+    let owner = member(&mut world, "a", 12);
+    request(&mut world, owner, 1);
+    for part in parts(&world, owner.allocation) {
+        world.pin(owner.client, part);
+        world.harvest(owner.client, part);
+    }
+    let caller = caller(&mut world);
+    world.run_until_idle();
+    (world, owner, caller)
+}
+
 fn pass(world: &mut World, micros: u64) {
     world.advance(micros);
     world.run_until_idle();
@@ -148,10 +172,7 @@ fn owner_keeps_its_turn_while_no_other_waits_and_until_its_quantum_ends() {
 #[test]
 fn no_part_of_an_owner_leaves_for_others() {
     let (mut world, a, b) = contended();
-    let other = world.open_pinning("c");
-    let id = world.allocate(other, AllocationSpec { unpinned: true, ..spec(8) }).expect("room below");
-    let wanted = parts(&world, id);
-    world.pin_call(other, 1, &wanted);
+    let other = caller(&mut world);
     world.run_until_idle();
     assert!(is_resident(&world, a), "the call waits");
     pass(&mut world, QUANTUM);
@@ -611,10 +632,7 @@ fn owner_yields_to_the_first_waiter_of_the_line_too() {
     let mut world = tiers(16, 64);
     let a = member(&mut world, "a", 12);
     request(&mut world, a, 1);
-    let other = world.open_pinning("c");
-    let id = world.allocate(other, AllocationSpec { unpinned: true, ..spec(8) }).expect("room below");
-    let wanted = parts(&world, id);
-    world.pin_call(other, 1, &wanted);
+    let other = caller(&mut world);
     pass(&mut world, QUANTUM / 2);
     assert!(!is_ending(&world, a, 1));
     pass(&mut world, QUANTUM);
@@ -625,18 +643,7 @@ fn owner_yields_to_the_first_waiter_of_the_line_too() {
 
 #[test]
 fn program_that_asks_again_at_once_passes_no_earlier_waiter() {
-    let mut world = tiers(16, 64);
-    let a = member(&mut world, "a", 12);
-    request(&mut world, a, 1);
-    for part in parts(&world, a.allocation) {
-        world.pin(a.client, part);
-        world.harvest(a.client, part);
-    }
-    let other = world.open_pinning("c");
-    let id = world.allocate(other, AllocationSpec { unpinned: true, ..spec(8) }).expect("room below");
-    let wanted = parts(&world, id);
-    world.pin_call(other, 1, &wanted);
-    world.run_until_idle();
+    let (mut world, a, other) = pinned_in_its_turn();
     pass(&mut world, QUANTUM);
     assert!(is_ending(&world, a, 1));
     // No harvest has seen that these pins are over.
@@ -653,23 +660,11 @@ fn program_that_asks_again_at_once_passes_no_earlier_waiter() {
 
 #[test]
 fn part_that_is_pinned_at_the_yield_stays_until_a_harvest() {
-    let mut world = tiers(16, 64);
-    let a = member(&mut world, "a", 12);
-    request(&mut world, a, 1);
-    let all = parts(&world, a.allocation);
-    for part in all.iter().copied() {
-        world.pin(a.client, part);
-        world.harvest(a.client, part);
-    }
-    let other = world.open_pinning("c");
-    let id = world.allocate(other, AllocationSpec { unpinned: true, ..spec(8) }).expect("room below");
-    let wanted = parts(&world, id);
-    world.pin_call(other, 1, &wanted);
-    world.run_until_idle();
+    let (mut world, a, other) = pinned_in_its_turn();
     give_up(&mut world, a, 1);
     assert!(is_resident(&world, a), "the words say that it is pinned");
     assert_eq!(world.pin_answers.get(&(other.channel, 1)), None);
-    for part in all {
+    for part in parts(&world, a.allocation) {
         world.unpin(a.client, part);
         world.harvest(a.client, part);
     }
