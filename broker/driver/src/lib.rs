@@ -21,6 +21,7 @@ mod digest;
 mod disk;
 mod error;
 mod export;
+mod file_lock;
 mod free_pinned;
 #[cfg(test)]
 mod gate;
@@ -38,6 +39,7 @@ pub use copies::LaneId;
 pub use disk::{DirectoryError, DiskConfig, DiskEngine, DiskFacts, probe_disk};
 pub use error::{CopyError, DiskFlaw, DiskLimit, DriverError, HostLimit};
 pub use export::{Export, SharedFd};
+pub use file_lock::FileLock;
 
 /// One GPU, MIG instance or simulated device.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,9 +1,10 @@
 //! Keeps a directory for one daemon, by a lock file whose lock ends with the daemon, however it ends.
 
-use std::{io, os::fd::OwnedFd, path::Path};
+use std::{io, path::Path};
 
+use broker_driver::FileLock;
 use rustix::{
-    fs::{FlockOperation, Mode, OFlags, flock, fstat, lstat, open},
+    fs::{Mode, OFlags, fstat, lstat, open},
     io::Errno,
 };
 
@@ -12,18 +13,14 @@ const NAME: &str = "vramd.lock";
 
 /// The lock of a directory. Dropping it lets another daemon take the directory.
 #[derive(Debug)]
-pub struct DirLock(OwnedFd);
+pub struct DirLock(FileLock);
 
 impl DirLock {
     /// Takes the directory; `None` if a live daemon has it.
     pub fn take(dir: &Path) -> io::Result<Option<Self>> {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let file = open(dir.join(NAME), flags, Mode::RUSR | Mode::WUSR)?;
-        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => Ok(Some(Self(file))),
-            Err(Errno::WOULDBLOCK) => Ok(None),
-            Err(error) => Err(error.into()),
-        }
+        Ok(FileLock::take(file)?.map(Self))
     }
 
     /// Whether a live daemon has the directory. Makes no file.
@@ -34,11 +31,7 @@ impl DirLock {
             Err(Errno::NOENT) => return Ok(false),
             Err(error) => return Err(error.into()),
         };
-        match flock(&file, FlockOperation::NonBlockingLockShared) {
-            Ok(()) => Ok(false),
-            Err(Errno::WOULDBLOCK) => Ok(true),
-            Err(error) => Err(error.into()),
-        }
+        Ok(FileLock::is_taken(file)?)
     }
 
     /// Whether the locked file is still the one in the directory.

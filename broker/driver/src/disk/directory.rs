@@ -13,10 +13,7 @@ use std::{
 };
 
 use rustix::{
-    fs::{
-        AtFlags, FallocateFlags, FlockOperation, Mode, OFlags, fallocate, flock, fstatvfs, ftruncate, open,
-        openat, unlinkat,
-    },
+    fs::{AtFlags, FallocateFlags, Mode, OFlags, fallocate, fstatvfs, ftruncate, open, openat, unlinkat},
     io::{Errno, pread, pwrite},
 };
 use vramd_types::{Bytes, ExtentId};
@@ -26,7 +23,7 @@ use super::{
     directory_error::DirectoryContext,
     io_memory::{Buffer, IoMemory},
 };
-use crate::{DiskLimit, DriverError};
+use crate::{DiskLimit, DriverError, FileLock};
 
 /// The name of an extent's file is this and the extent's id.
 const PREFIX: &str = "vramd-extent-";
@@ -36,8 +33,8 @@ const PROBE: &str = "vramd-probe";
 #[derive(Debug)]
 pub(crate) struct Directory {
     path: PathBuf,
-    /// Locked as long as it is open.
-    fd: OwnedFd,
+    /// The directory itself.
+    locked: FileLock,
     capacity: Bytes,
     used: Mutex<Bytes>,
 }
@@ -51,17 +48,17 @@ impl Directory {
             Errno::NOTDIR => DirectoryError::NoDirectory(path.to_owned()),
             error => context.failed("open it", error),
         })?;
-        let mut owner = lock(&context, &fd)?;
-        delete_leftovers(&context, &fd)?;
+        let (locked, mut owner) = lock(&context, fd)?;
+        delete_leftovers(&context, &locked)?;
         // Not earlier: left-over files may have filled the disk.
         writeln!(owner, "{}", std::process::id())
             .map_err(|error| context.failed("write its lock file", error))?;
-        probe(&context, &fd)?;
-        let free = free(&fd).map_err(|error| context.failed("read its free space", error))?;
+        probe(&context, &locked)?;
+        let free = free(&locked).map_err(|error| context.failed("read its free space", error))?;
         if free < capacity {
             return Err(DirectoryError::TooSmall { directory: path.to_owned(), free, capacity });
         }
-        Ok(Self { path: path.to_owned(), fd, capacity, used: Mutex::default() })
+        Ok(Self { path: path.to_owned(), locked, capacity, used: Mutex::default() })
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -83,14 +80,14 @@ impl Directory {
             DriverError::Failed(format!("cannot {what} a file for extent {extent}: {error}"))
         };
         let name = name_of(extent);
-        let fd = openat(&self.fd, &name, DIRECT | OFlags::CREATE | OFlags::EXCL, PRIVATE)
+        let fd = openat(&self.locked, &name, DIRECT | OFlags::CREATE | OFlags::EXCL, PRIVATE)
             .map_err(|error| failed("create", error))?;
         let file = ExtentFile { fd: Arc::new(fd), name, charge, is_deleted: false };
         loop {
             match fallocate(&*file.fd, FallocateFlags::empty(), 0, size.get()) {
                 Err(Errno::INTR) => {}
                 Err(Errno::NOSPC) => {
-                    let free = free(&self.fd).unwrap_or(Bytes::ZERO);
+                    let free = free(&self.locked).unwrap_or(Bytes::ZERO);
                     return Err(DriverError::OutOfDisk(DiskLimit::Free(free)));
                 }
                 Err(Errno::DQUOT) => return Err(DriverError::OutOfDisk(DiskLimit::Quota)),
@@ -120,7 +117,7 @@ impl ExtentFile {
 
     fn delete_now(&mut self) -> Result<(), Errno> {
         self.is_deleted = true;
-        match unlinkat(&self.charge.directory.fd, &self.name, AtFlags::empty()) {
+        match unlinkat(&self.charge.directory.locked, &self.name, AtFlags::empty()) {
             // The next daemon deletes the file. Until then it must have no bytes.
             Err(error) if error != Errno::NOENT => {
                 let emptied = ftruncate(&self.fd, 0);
@@ -176,28 +173,26 @@ fn is_own_name(name: &str) -> bool {
     id.is_some_and(|id| name_of(ExtentId::from_raw(id)) == name) || name == PROBE
 }
 
-/// Locks the directory, and returns the lock file, still empty.
-fn lock(context: &DirectoryContext<'_>, directory: &OwnedFd) -> Result<File, DirectoryError> {
+/// Locks the directory, and returns it with the lock file, still empty.
+fn lock(context: &DirectoryContext<'_>, directory: OwnedFd) -> Result<(FileLock, File), DirectoryError> {
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-    let fd = openat(directory, LOCK, flags, PRIVATE).map_err(|error| match error {
+    let fd = openat(&directory, LOCK, flags, PRIVATE).map_err(|error| match error {
         Errno::ACCESS | Errno::PERM | Errno::ROFS => context.not_writable(error),
         error => context.failed("open its lock file", error),
     })?;
     let mut file = File::from(fd);
     // The lock is on the directory: the file could be deleted and made again.
-    match flock(directory, FlockOperation::NonBlockingLockExclusive) {
-        Err(Errno::WOULDBLOCK) => {
-            let mut text = String::new();
-            let by = file.read_to_string(&mut text).ok().and_then(|_| text.trim().parse().ok());
-            return Err(DirectoryError::InUse { directory: context.directory(), by });
-        }
-        locked => locked.map_err(|error| context.failed("lock it", error))?,
-    }
+    let locked = FileLock::take(directory).map_err(|error| context.failed("lock it", error))?;
+    let Some(directory) = locked else {
+        let mut text = String::new();
+        let by = file.read_to_string(&mut text).ok().and_then(|_| text.trim().parse().ok());
+        return Err(DirectoryError::InUse { directory: context.directory(), by });
+    };
     file.set_len(0).map_err(|error| context.failed("empty its lock file", error))?;
-    Ok(file)
+    Ok((directory, file))
 }
 
-fn delete_leftovers(context: &DirectoryContext<'_>, directory: &OwnedFd) -> Result<(), DirectoryError> {
+fn delete_leftovers(context: &DirectoryContext<'_>, directory: &FileLock) -> Result<(), DirectoryError> {
     let failed = |error| context.failed("list files of an earlier daemon", error);
     for entry in fs::read_dir(context.directory()).map_err(failed)? {
         let entry = entry.map_err(failed)?;
@@ -211,7 +206,7 @@ fn delete_leftovers(context: &DirectoryContext<'_>, directory: &OwnedFd) -> Resu
 }
 
 /// Checks that files can be preallocated there, and written and read with direct IO.
-fn probe(context: &DirectoryContext<'_>, directory: &OwnedFd) -> Result<(), DirectoryError> {
+fn probe(context: &DirectoryContext<'_>, directory: &FileLock) -> Result<(), DirectoryError> {
     let mut is_own_name = true;
     let probed = try_out(context, || {
         let opened = openat(directory, PROBE, DIRECT | OFlags::CREATE | OFlags::EXCL, PRIVATE);
@@ -257,7 +252,7 @@ fn try_out(
 const BLOCK: u64 = ALIGNMENT as u64;
 
 /// The bytes that the file system has left for the daemon's user.
-fn free(directory: &OwnedFd) -> Result<Bytes, Errno> {
+fn free(directory: &FileLock) -> Result<Bytes, Errno> {
     let reported = fstatvfs(directory)?;
     Ok(Bytes::new(reported.f_bavail.saturating_mul(reported.f_frsize)))
 }
