@@ -87,15 +87,19 @@ fn killed_at_any_moment() {
     daemon.state();
     let fds = proc::fd_count(daemon.pid());
     let mut state = 1_u64;
-    for round in 0..40 {
+    for round in 0..40_usize {
         let mut probe = daemon.probe();
         probe.ask("open");
-        probe.tell(&format!("allocate 8388608 part=2097152 name=weights-{round} persistent"));
-        let id = (daemon.state().node.boot_epoch << 40) + 1 + round;
-        probe.tell(&format!("write {id} 1"));
-        probe.tell(&format!("seal {id}"));
-        probe.tell("allocate 4194304");
-        // No wait for anything, to hit another step each time.
+        let steps = [
+            &format!("allocate 8388608 part=2097152 name=weights-{round} persistent"),
+            "write last 1",
+            "seal last",
+            "allocate 4194304",
+        ];
+        steps.iter().for_each(|step| probe.tell(step));
+        // The kill hits a step that differs from round to round, or comes after all of them.
+        let taken = steps.iter().take(round % (steps.len() + 1));
+        taken.for_each(|step| assert!(probe.listen(step).get("refused").is_none(), "{step}"));
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         std::thread::sleep(std::time::Duration::from_micros(state >> 50));
         probe.kill();
@@ -108,6 +112,8 @@ fn killed_at_any_moment() {
         let bytes: u64 = sealed.map(|row| row.charged_bytes).sum();
         state.charged() == bytes && state.unreturned() == 0 && state.node.fds_in_flight == 0
     });
+    let sealed = daemon.state().allocations.len();
+    assert!(sealed >= 16, "two rounds of five come as far as the seal: {sealed}");
     let extents = usize::try_from(daemon.state().charged() / (2 * MIB)).unwrap();
     until("no descriptor is left over", || proc::fd_count(daemon.pid()) <= fds + extents);
 }

@@ -1,7 +1,8 @@
 //! A client process for tests: one command a line on its input, one line of JSON for each on its output.
 //!
 //! `open`, `reserve SIZE …`, `receive`, `map`, `acknowledge`, `write ID SEED`, `seal ID`, `attach NAME`, … each do
-//! one step of the protocol and then wait, so that a test can kill or stop the process between any two.
+//! one step of the protocol and then wait, so that a test can kill or stop the process between any two. `last` as ID is
+//! the allocation made last.
 
 mod away;
 mod fork;
@@ -55,6 +56,8 @@ struct Probe {
     /// Mapped and not acknowledged.
     unacknowledged: Vec<PartRef>,
     sizes: BTreeMap<u64, u64>,
+    /// The allocation that a command means by `last`.
+    last: u64,
     sealing: Option<Pending<SealResponse>>,
     sdk: Sdk,
 }
@@ -69,6 +72,7 @@ impl Probe {
             parcel,
             unacknowledged,
             sizes: BTreeMap::new(),
+            last: 0,
             sealing: None,
             sdk: Sdk::default(),
         })
@@ -84,7 +88,9 @@ impl Probe {
     }
 
     fn answer(&mut self, line: &str) -> Result<Value> {
-        let (command, words) = words(line);
+        let last = self.last.to_string();
+        let (command, mut words) = words(line);
+        words.iter_mut().filter(|word| **word == "last").for_each(|word| *word = &last);
         match command {
             "open" => return self.open(&words),
             "fork" => return fork::holder(),
@@ -108,6 +114,7 @@ impl Probe {
                 };
                 let allocation = answer.allocations.first().context("one item has one answer")?;
                 self.sizes.insert(allocation.allocation_id, allocation.size_bytes);
+                self.last = allocation.allocation_id;
                 if command == "allocate" {
                     session.map_all(allocation.allocation_id);
                 }
