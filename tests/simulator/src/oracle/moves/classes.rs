@@ -51,13 +51,11 @@ impl Oracle {
 
     /// Whether the part was not used for so long that it may leave, and nothing keeps it.
     fn can_leave_as_cold(&self, part: PartRef, used: &impl Deref<Target = UsedParts>) -> bool {
-        let cold_after = self.settings.cold_after(self.facts.now).filter(|after| !after.is_zero());
-        // A part may count as used when it gets its backing, or stays after all.
-        let last_use = self.facts.used.get(&part).copied().max(self.facts.backed.get(&part).copied());
-        let is_cold = cold_after
-            .zip(last_use)
-            .is_some_and(|(cold_after, last)| last.after(cold_after) < self.facts.now);
-        is_cold && self.can_surely_leave(part, used) && self.doubt_about(part) == Doubt::Nothing
+        let has_cold = self.settings.cold_after(self.facts.now).is_some_and(|after| !after.is_zero());
+        has_cold
+            && self.is_surely_cold(part)
+            && self.can_surely_leave(part, used)
+            && self.doubt_about(part) == Doubt::Nothing
     }
 
     pub(crate) fn is_surely_above_guarantee(&self, part: PartRef, tenant: Tenant, device: usize) -> bool {

@@ -1,7 +1,7 @@
 //! Parts that leave a device for a request: they are worth less than what it brings, and no other request has brought
 //! them unused.
 
-use broker_core::{Broker, PartRef, invariants::PREFETCH_VICTIMS};
+use broker_core::{Broker, PartRef, Time, invariants::PREFETCH_VICTIMS};
 
 use super::{RequestFacts, Told};
 use crate::oracle::{Oracle, facts::Tenant};
@@ -69,17 +69,26 @@ impl Oracle {
         (part, tenant, device): (PartRef, Tenant, usize),
         broker: &Broker,
     ) -> bool {
-        let (now, is_cold) = (self.facts.now, self.is_cold(part));
-        let used = self.facts.used.get(&other).copied();
-        let cold_after = self.settings.cold_after(now);
-        let is_other_cold = cold_after.zip(used).is_some_and(|(cold, used)| used.after(cold) < now);
+        let is_cold = self.is_cold(part);
         let mut beneficiaries =
             self.waiting_on(device).filter(|it| is_cold || self.leaves_for(part, tenant, it));
         let for_others = is_cold && self.has_sequenced_of_others(tenant, device, broker);
-        is_other_cold || (!for_others && beneficiaries.all(|it| self.leaves_for(other, tenant, it)))
+        self.is_surely_cold(other)
+            || (!for_others && beneficiaries.all(|it| self.leaves_for(other, tenant, it)))
     }
 
-    /// Whether the part was not used for so long that it may leave for the requests of any tenant.
+    /// When the core may count the part as used last: also when it gets its backing, or stays after all.
+    pub(crate) fn last_use_of(&self, part: PartRef) -> Option<Time> {
+        self.facts.used.get(&part).copied().max(self.facts.backed.get(&part).copied())
+    }
+
+    /// Whether the core certainly counts the part as unused for so long that it may leave for the requests of any tenant.
+    pub(crate) fn is_surely_cold(&self, part: PartRef) -> bool {
+        let cold_after = self.settings.cold_after(self.facts.now);
+        cold_after.zip(self.last_use_of(part)).is_some_and(|(cold, used)| used.after(cold) < self.facts.now)
+    }
+
+    /// Whether the core may count the part as unused for that long.
     fn is_cold(&self, part: PartRef) -> bool {
         let now = self.facts.now;
         let used = self.facts.used.get(&part).copied();

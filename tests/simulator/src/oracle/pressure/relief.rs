@@ -103,7 +103,7 @@ impl Oracle {
                     || it.owed.contains(&part)
                     || it.pin_requested.contains(&part))
         };
-        self.facts.used.get(&part).is_some_and(|used| used.after(self.bounds().cold_after) < self.facts.now)
+        self.last_use_of(part).is_some_and(|used| used.after(self.bounds().cold_after) < self.facts.now)
             && !self.facts.sessions.values().any(uses)
             && !self.facts.pinned.iter().any(|(of, _)| *of == part)
             && !self.facts.part_waiters.contains_key(&part)
