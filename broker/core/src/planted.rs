@@ -79,7 +79,7 @@ mod bugs {
         LimitOffByOnePart: "a tenant gets one granule more than its limit", [LIMIT, LEDGER_ORACLE, BACKINGS, DEVICES, EFFORT];
         BatchSumOverflows: "the sizes of a batch are added up without a check for overflow", [DRAINS, LINE_ORDER, LEDGER_ORACLE, BACKINGS];
         StagedGuaranteeForgotten: "the ledger does not keep a guarantee free while it is being written to disk", [LEDGER_ORACLE, ADMISSION, LINE_ORDER, EVICTED];
-        UnstoredQuotaApplied: "a quota that could not be stored applies all the same", [LEDGER_ORACLE, LIMIT, ADMISSION, DEVICES, LINE_ORDER, STORED];
+        UnstoredQuotaApplied: "a quota that could not be stored applies all the same", [LEDGER_ORACLE, LIMIT, ADMISSION, DEVICES, LINE_ORDER, STORED, EFFORT];
         QuotaAnsweredUnstored: "a quota is deleted for its operator before that is stored", [CALLS];
         AbsentQuotaLost: "the stored quota of an absent device is lost with the next change", [STORED];
         OtherQuotaChanged: "the change of a quota is stored for another tenant too", [STORED];
@@ -216,7 +216,7 @@ mod bugs {
         EvictedThoughHeld: "a part under an operator hold is evicted for another", [OPERATOR_HOLDS];
         GuaranteeAwaited: "a request that other tenants' guarantees rule out for ever waits in the line", [LINE_ORDER];
         AttachUnbounded: "an attach of more than fits on the device waits in the line", [LINE_ORDER];
-        SealFetches: "parts that were elsewhere at the seal are fetched without a pin", [EVICTED, LINE_ORDER, SENT, PINNED, PIN_ANSWERS];
+        SealFetches: "parts that were elsewhere at the seal are fetched without a pin", [EVICTED, LINE_ORDER, SENT, PINNED, PIN_ANSWERS, PRESSURE_RELIEF];
         BatchOvertakes: "a batch takes room that earlier waiters need", [LINE_ORDER];
         UnpinIgnored: "a harvested unpin makes no room for waiters", [LINE_ORDER];
         StarvedForgotten: "a session that found the descriptor budget spent is not served later", [SENT, FDS_TURNS];
