@@ -49,7 +49,7 @@ LANGUAGES = {
     ".yml": "hashed",
     ".sh": "hashed",
 }
-BY_NAME = {"Makefile": "hashed", ".gitignore": "hashed", "seeds.txt": "hashed"}
+BY_NAME = {"Makefile": "hashed", ".gitignore": "hashed", "known_seeds.txt": "hashed", "seeds.txt": "hashed"}
 BY_FOLDER = {"tests/fuzz/dict": "hashed"}
 
 

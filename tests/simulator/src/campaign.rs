@@ -3,18 +3,15 @@
 use std::{
     collections::BTreeMap,
     iter::{self, Sum},
-    sync::{
-        LazyLock,
-        atomic::{AtomicUsize, Ordering},
-    },
+    sync::atomic::{AtomicUsize, Ordering},
     thread,
 };
 
 use broker_core::Bug;
-use serde_json::Value;
 
 use crate::{
-    coverage::Coverage, digest::TraceDigest, failure::Failure, run::run, scenario::Plan, story::Story,
+    coverage::Coverage, digest::TraceDigest, failure::Failure, known_seeds::KNOWN, run::run, scenario::Plan,
+    story::Story,
 };
 
 /// The result of running some plans.
@@ -98,7 +95,7 @@ pub const SEEDS_RATED: u64 = 12;
 /// Which seeds a hunt runs.
 #[derive(Clone, Copy, Debug)]
 pub struct Search {
-    /// The seed that found the bug for the last report comes first.
+    /// The seed of [`KNOWN`] comes first.
     pub known_first: bool,
     /// Number of first seeds that are run even after the bug is found.
     pub rated: u64,
@@ -113,18 +110,6 @@ impl Search {
         Self { known_first: true, rated: 0, seeds_max, events }
     }
 }
-
-/// The seed that found each bug for the last report, by the name of the bug.
-static KNOWN: LazyLock<BTreeMap<String, u64>> = LazyLock::new(|| {
-    let report = include_str!("../../../docs/benchmarks/simulator/latest.json");
-    let report: Value = serde_json::from_str(report).expect("the report is JSON");
-    let rows = report["planted_bugs"].as_array().into_iter().flatten();
-    let known = |row: &Value| {
-        let seed = row["found_after_seeds"].as_u64()?.checked_sub(1)?;
-        Some((row["bug"].as_str()?.to_owned(), seed))
-    };
-    rows.filter_map(known).collect()
-});
 
 /// Which seed found a planted bug, how often it was found among the first seeds, and how.
 #[derive(Debug)]
@@ -145,10 +130,9 @@ impl Hunt {
         self.found.is_some() && self.unexpected().next().is_none()
     }
 
-    /// Whether the seed of the last report found it.
+    /// Whether the seed of [`KNOWN`] found it, as it should.
     pub fn is_by_known(&self) -> bool {
-        let known = KNOWN.get(self.bug.name());
-        known.is_some() && self.found.as_ref().map(|(seed, _)| seed) == known
+        self.is_good() && self.found.as_ref().map(|(seed, _)| *seed) == KNOWN.seed_of(self.bug)
     }
 
     /// Invariants that failed first although the bug does not break them.
@@ -160,7 +144,7 @@ impl Hunt {
 /// Plants a bug and looks for it, seed after seed: in the first ones that are rated, and until it is found.
 pub fn hunt(bug: Bug, search: Search) -> Hunt {
     let mut hunt = Hunt { bug, search, found: None, hits: 0, by: BTreeMap::new() };
-    let known = KNOWN.get(bug.name()).copied().filter(|_| search.known_first);
+    let known = KNOWN.seed_of(bug).filter(|_| search.known_first);
     let others = (0..search.seeds_max).filter(|seed| Some(*seed) != known);
     for seed in known.into_iter().chain(others) {
         if seed >= search.rated && hunt.found.is_some() {

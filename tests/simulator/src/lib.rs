@@ -11,6 +11,7 @@ pub mod dice;
 pub mod digest;
 pub mod failure;
 pub mod forced;
+pub mod known_seeds;
 pub mod oracle;
 pub mod run;
 pub mod scenario;

@@ -3,14 +3,15 @@
 
 mod report;
 
-use std::{path::PathBuf, process::ExitCode};
+use std::{fs, path::PathBuf, process::ExitCode, sync::LazyLock};
 
-use anyhow::{Context as _, bail, ensure};
+use anyhow::{Context as _, bail};
 use broker_core::Bug;
 use clap::{Args, Parser, Subcommand};
 use simulator::{
     campaign::{self, Hunt, SEEDS_RATED, Search},
     failure::Failure,
+    known_seeds::KNOWN,
     run::run,
     scenario::{Fault, Plan},
     shrink::shrink,
@@ -48,13 +49,12 @@ enum Task {
     Shrink(One),
     /// Plant each bug and look for it. Exits 1 if one is not found.
     Bugs {
-        /// Plant only every N-th bug, beginning with the K-th, as `K/N`: `0/4`, `1/4`, `2/4` and `3/4` are all.
-        #[arg(long, default_value = "0/1", value_parser = parse_slice)]
-        slice: Slice,
-        /// Begin with the seed that found the bug for docs/benchmarks/simulator/latest.json, and stop at the first
-        /// find.
+        /// Begin with the seed that tests/simulator/known_seeds.txt has for the bug, and stop at the first find.
         #[arg(long, conflicts_with = "rated")]
         quick: bool,
+        /// Write the seeds that found bugs to this file. A bug that was not found keeps its seed.
+        #[arg(long, value_name = "FILE", requires = "quick", conflicts_with = "events")]
+        save: Option<PathBuf>,
         /// First seeds to run even after the bug is found, to say how often it is.
         #[arg(long, default_value_t = SEEDS_RATED)]
         rated: u64,
@@ -128,22 +128,6 @@ fn parse_seeds(text: &str) -> anyhow::Result<std::ops::Range<u64>> {
     Ok(from.parse()?..to.parse()?)
 }
 
-/// Every `count`-th planted bug, beginning with the one numbered `first`.
-#[derive(Clone, Copy, Debug)]
-struct Slice {
-    first: usize,
-    count: usize,
-}
-
-fn parse_slice(text: &str) -> anyhow::Result<Slice> {
-    let (first, count) = text.split_once('/').context("a slice must be given as `K/N`, for example 0/4")?;
-    let slice = Slice { first: first.parse()?, count: count.parse()? };
-    // A slice without bugs would pass and show nothing.
-    ensure!(slice.first < slice.count, "in `K/N` K must be less than N");
-    ensure!(slice.first < Bug::ALL.len(), "there are only {} planted bugs", Bug::ALL.len());
-    Ok(slice)
-}
-
 fn parse_bug(text: &str) -> anyhow::Result<Bug> {
     let named = Bug::ALL.iter().find(|bug| bug.name() == text).copied();
     named.with_context(|| {
@@ -163,6 +147,8 @@ fn names<'a>(names: impl Iterator<Item = &'a str>) -> String {
 }
 
 fn main() -> anyhow::Result<ExitCode> {
+    // A panic at a bad line is reported only before the next line.
+    LazyLock::force(&KNOWN);
     // A panic of the core is a failure like others and reported as one.
     std::panic::set_hook(Box::new(|_| {}));
     let fine = match Cli::parse().command {
@@ -181,20 +167,23 @@ fn main() -> anyhow::Result<ExitCode> {
             true
         }
         Task::Shrink(one) => shrink_one(&one.plan())?,
-        Task::Bugs { slice: Slice { first, count }, quick, rated, seeds_max, events, jobs } => {
-            let bugs: Vec<_> = Bug::ALL.iter().copied().skip(first).step_by(count).collect();
+        Task::Bugs { quick, save, rated, seeds_max, events, jobs } => {
             let search = match quick {
                 true => Search::until_found(seeds_max, events),
                 false => Search { known_first: false, rated, seeds_max, events },
             };
-            let hunts = campaign::hunt_all(&bugs, search, jobs, print_hunt);
+            let hunts = campaign::hunt_all(Bug::ALL, search, jobs, print_hunt);
             let found = hunts.iter().filter(|hunt| hunt.is_good()).count();
-            println!("{found} of {} planted bugs found; there are {} in all", bugs.len(), Bug::ALL.len());
+            println!("{found} of {} planted bugs found", hunts.len());
             if quick {
                 let known = hunts.iter().filter(|hunt| hunt.is_by_known()).count();
-                println!("{known} of them by the seed of the report");
+                println!("{known} of them by the seed of known_seeds.txt");
             }
-            found == bugs.len()
+            if let Some(file) = save {
+                fs::write(&file, KNOWN.text_with(&hunts))
+                    .with_context(|| format!("write {}", file.display()))?;
+            }
+            found == hunts.len()
         }
         Task::Report { out, range } => report::write(&out, range.seeds, range.events, range.jobs)?,
     };

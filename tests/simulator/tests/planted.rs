@@ -1,8 +1,7 @@
 //! The simulator finds bugs planted in the core. CI hunts all of them; here are a few of each kind, so that
-//! `cargo test` notices a simulator that has gone blind. A hunt begins with the seed that found the bug for the last
-//! report.
+//! `cargo test` notices a simulator that has gone blind. A hunt begins with the seed of `known_seeds.txt`.
 
-use std::thread;
+use std::{collections::BTreeSet, thread};
 
 use broker_core::{
     Bug, Forced, MapEvent, MapState, SessionEvent, SessionState, Transition, invariants::REGISTRY,
@@ -11,6 +10,7 @@ use simulator::{
     campaign::{Hunt, Search, hunt_all},
     failure::Failure,
     forced::force,
+    known_seeds::{KNOWN, KnownSeeds},
     run::run,
     scenario::Plan,
     shrink::shrink,
@@ -91,17 +91,46 @@ fn each_planted_bug_names_invariants_that_exist() {
     }
 }
 
+/// A hunt for the bug that found it by this seed and invariant, or did not find it.
+fn hunt_of(bug: Bug, found: Option<(u64, &str)>) -> Hunt {
+    let failure =
+        |invariant: &str| Failure { event: 1, invariant: invariant.to_owned(), detail: String::new() };
+    Hunt {
+        bug,
+        search: Search::until_found(1, 10_000),
+        found: found.map(|(seed, invariant)| (seed, failure(invariant))),
+        hits: 0,
+        by: found.into_iter().map(|(_, invariant)| (invariant.to_owned(), 1)).collect(),
+    }
+}
+
 #[test]
 fn a_panic_does_not_count_as_a_find() {
-    let by = |invariant: &str| Hunt {
-        bug: Bug::DoubleRelease,
-        search: Search::until_found(1, 10_000),
-        found: Some((1, Failure { event: 1, invariant: invariant.to_owned(), detail: String::new() })),
-        hits: 0,
-        by: [(invariant.to_owned(), 1)].into(),
-    };
-    assert!(by(Bug::DoubleRelease.breaks()[0]).is_good());
-    assert!(!by("panic").is_good());
+    assert!(hunt_of(Bug::DoubleRelease, Some((1, Bug::DoubleRelease.breaks()[0]))).is_good());
+    assert!(!hunt_of(Bug::DoubleRelease, Some((1, "panic"))).is_good());
+}
+
+#[test]
+fn each_planted_bug_has_a_line_in_order_with_a_seed_that_found_it() {
+    let missing: Vec<_> = Bug::ALL.iter().filter(|bug| KNOWN.seed_of(**bug).is_none()).collect();
+    assert!(missing.is_empty(), "known_seeds.txt lacks a line `BUG SEED` for {missing:?}");
+    assert_eq!(KNOWN.text_with(&[]), include_str!("../known_seeds.txt"));
+}
+
+#[test]
+fn seeds_of_bugs_that_were_not_found_as_they_should_be_stay() {
+    let (release, hot, cold, inverted) =
+        (Bug::DoubleRelease, Bug::HotEvicted, Bug::ColdStays, Bug::ClassInverted);
+    let before = KnownSeeds::parse("# head\nDoubleRelease 1\nHotEvicted 2\nColdStays 3\nNoMore 4\n");
+    let hunts = [
+        hunt_of(release, Some((70, release.breaks()[0]))),
+        hunt_of(hot, None),
+        hunt_of(cold, Some((71, "panic"))),
+        hunt_of(inverted, Some((5, inverted.breaks()[0]))),
+    ];
+    let after = before.text_with(&hunts);
+    let lines: BTreeSet<_> = after.lines().filter(|line| !line.starts_with('#')).collect();
+    assert_eq!(lines, ["ClassInverted 5", "ColdStays 3", "DoubleRelease 70", "HotEvicted 2"].into());
 }
 
 #[test]
