@@ -35,6 +35,8 @@ SET = 14 * GIB
 # These bytes of a set leave, and come, for the other one.
 MOVED = 2 * SET - CAPACITY
 QUARTER = 12 * GIB
+# How long a program's step is timed before any turn: a hundred steps or more.
+ALONE_S = 2
 CONFIGURATION = """
 [daemon]
 socket_dir = "{home}/run"
@@ -360,6 +362,7 @@ class Program:
                     words.zero_()
                     torch.cuda.synchronize()
                     self.step_s = self.measured(words)
+                    self.before = self.steps
                 print("ready", flush=True)
                 sys.stdin.readline()
                 turns = self.take_turns(working_set, client, memory, words)
@@ -371,15 +374,13 @@ class Program:
                     print(json.dumps(bool(right.item())), flush=True)
 
     def measured(self, words):
+        """How long a step takes where nothing else runs."""
         self.steps = 0
         self.step(words)
-        times = []
-        for _ in range(20):
-            begin = time.perf_counter()
+        before, begin = self.steps, time.perf_counter()
+        while time.perf_counter() - begin < ALONE_S:
             self.step(words)
-            times.append(time.perf_counter() - begin)
-        self.before = self.steps
-        return statistics.mean(times)
+        return (time.perf_counter() - begin) / (self.steps - before)
 
     def step(self, words):
         words.add_(1)
@@ -403,44 +404,36 @@ class Program:
         return turns
 
 
-class Faulting:
+class Faulting(Program):
     """The same work on managed memory. A slice begins with most of the set on the host, as another program's slice leaves it."""
 
-    def __init__(self, torch, _order):
-        self.torch, self.driver = torch, ctypes.CDLL("libcuda.so.1")
-
     def run(self):
-        torch = self.torch
+        torch, self.driver = self.torch, ctypes.CDLL("libcuda.so.1")
         torch.zeros(1, device="cuda")
         assert torch.cuda.mem_get_info()[0] > 3 * SET, "other programs use the device"
         address = ctypes.c_uint64()
         check(self.driver.cuMemAllocManaged(ctypes.byref(address), ctypes.c_size_t(SET), 1))
         self.address = address.value
         self.prefetch(SET, 0)
-        self.words = tensor(torch, self.address, SET)
-        self.words.zero_()
-        self.steps = 0
-        self.step()
-        begin, before = time.perf_counter(), self.steps
-        for _ in range(20):
-            self.step()
-        step_s = (time.perf_counter() - begin) / (self.steps - before)
+        words = tensor(torch, self.address, SET)
+        words.zero_()
+        step_s = self.measured(words)
         self.prefetch(MOVED, -1)
         print("ready", flush=True)
         for line in sys.stdin:
             if line.strip() == "end":
                 break
             before, begin = self.steps, time.perf_counter()
-            self.step()
+            self.step(words)
             first_s = time.perf_counter() - begin
             while time.perf_counter() - begin < float(line):
-                self.step()
+                self.step(words)
             took = time.perf_counter() - begin
             work, free = (self.steps - before) * step_s, torch.cuda.mem_get_info()[0]
             print(json.dumps({"took_s": took, "work_s": work, "first_step_s": first_s, "step_s": step_s, "free": free}), flush=True)
             self.prefetch(MOVED, -1)
         # By faults again, piece by piece: it fits beside the other set.
-        right = all(bool((piece == self.steps).all().item()) for piece in self.words.chunk(64))
+        right = all(bool((piece == self.steps).all().item()) for piece in words.chunk(64))
         print(json.dumps(right), flush=True)
 
     def prefetch(self, size, to):
@@ -448,11 +441,6 @@ class Faulting:
         at = ctypes.c_uint64(self.address)
         check(self.driver.cuMemPrefetchAsync(at, ctypes.c_size_t(size), ctypes.c_int(to), None))
         self.torch.cuda.synchronize()
-
-    def step(self):
-        self.words.add_(1)
-        self.torch.cuda.synchronize()
-        self.steps += 1
 
 
 if __name__ == "__main__":
