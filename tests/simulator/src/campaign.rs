@@ -92,11 +92,9 @@ pub fn digest_all(seeds: std::ops::Range<u64>, events: u64, jobs: usize) -> Vec<
 /// found is as good to know as how soon.
 pub const SEEDS_RATED: u64 = 12;
 
-/// Which seeds a hunt runs.
+/// Which seeds a hunt runs: that of [`KNOWN`] first, then those from 0.
 #[derive(Clone, Copy, Debug)]
 pub struct Search {
-    /// The seed of [`KNOWN`] comes first.
-    pub known_first: bool,
     /// Number of first seeds that are run even after the bug is found.
     pub rated: u64,
     /// Most seeds to try, beside the known one.
@@ -105,9 +103,9 @@ pub struct Search {
 }
 
 impl Search {
-    /// The known seed, then the others, until one finds the bug.
+    /// Until a seed finds the bug.
     pub const fn until_found(seeds_max: u64, events: u64) -> Self {
-        Self { known_first: true, rated: 0, seeds_max, events }
+        Self { rated: 0, seeds_max, events }
     }
 }
 
@@ -116,7 +114,7 @@ impl Search {
 pub struct Hunt {
     pub bug: Bug,
     pub search: Search,
-    /// The first seed that found it.
+    /// The seed that found it first, of those in the order of the hunt.
     pub found: Option<(u64, Failure)>,
     pub hits: u64,
     /// How often each invariant was the first to be broken.
@@ -141,10 +139,10 @@ impl Hunt {
     }
 }
 
-/// Plants a bug and looks for it, seed after seed: in the first ones that are rated, and until it is found.
+/// Plants a bug and looks for it, seed after seed: until it is found, and in the first ones that are rated.
 pub fn hunt(bug: Bug, search: Search) -> Hunt {
     let mut hunt = Hunt { bug, search, found: None, hits: 0, by: BTreeMap::new() };
-    let known = KNOWN.seed_of(bug).filter(|_| search.known_first);
+    let known = KNOWN.seed_of(bug);
     let others = (0..search.seeds_max).filter(|seed| Some(*seed) != known);
     for seed in known.into_iter().chain(others) {
         if seed >= search.rated && hunt.found.is_some() {

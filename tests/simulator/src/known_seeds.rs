@@ -1,4 +1,4 @@
-//! `known_seeds.txt`: the seed that found each planted bug last, with which a quick hunt begins.
+//! `known_seeds.txt`: the seed that found each planted bug last, with which a hunt begins.
 
 use std::{collections::BTreeMap, fmt::Write as _, sync::LazyLock};
 
@@ -6,7 +6,7 @@ use broker_core::Bug;
 
 use crate::campaign::Hunt;
 
-const HEAD: &str = "# `BUG SEED`: the seed that found the planted bug last. `bugs --quick` begins with it.
+const HEAD: &str = "# `BUG SEED`: the seed that found the planted bug last. A hunt begins with it.
 # For a new bug add the line. After a change of the worlds this brings all lines up to date:
 # `tests/simulator/run bugs --quick --save tests/simulator/known_seeds.txt`
 ";

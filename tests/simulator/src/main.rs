@@ -3,7 +3,7 @@
 
 mod report;
 
-use std::{fs, path::PathBuf, process::ExitCode, sync::LazyLock};
+use std::{fs, num::NonZero, path::PathBuf, process::ExitCode, sync::LazyLock, thread};
 
 use anyhow::{Context as _, bail};
 use broker_core::Bug;
@@ -47,9 +47,10 @@ enum Task {
     Digest(Range),
     /// Find a shorter run that fails in the same way, and print its trace.
     Shrink(One),
-    /// Plant each bug and look for it. Exits 1 if one is not found.
+    /// Plant each bug and look for it, beginning with the seed that tests/simulator/known_seeds.txt has for it.
+    /// Exits 1 if one is not found.
     Bugs {
-        /// Begin with the seed that tests/simulator/known_seeds.txt has for the bug, and stop at the first find.
+        /// Stop at the first find.
         #[arg(long, conflicts_with = "rated")]
         quick: bool,
         /// Write the seeds that found bugs to this file. A bug that was not found keeps its seed.
@@ -64,8 +65,8 @@ enum Task {
         /// Events before the faults stop.
         #[arg(long, default_value_t = 10_000)]
         events: u64,
-        /// Number of threads.
-        #[arg(long, default_value_t = 2)]
+        /// Number of threads: without it, of cores.
+        #[arg(long, default_value_t = cores())]
         jobs: usize,
     },
     /// Run the seeds, hunt all planted bugs, and write a report as JSON.
@@ -85,8 +86,8 @@ struct Range {
     /// Events before the faults stop.
     #[arg(long, default_value_t = 10_000)]
     events: u64,
-    /// Number of threads.
-    #[arg(long, default_value_t = 2)]
+    /// Number of threads: without it, of cores.
+    #[arg(long, default_value_t = cores())]
     jobs: usize,
 }
 
@@ -121,6 +122,10 @@ impl One {
             ..Plan::new(self.seed, self.events)
         }
     }
+}
+
+fn cores() -> usize {
+    thread::available_parallelism().map_or(1, NonZero::get)
 }
 
 fn parse_seeds(text: &str) -> anyhow::Result<std::ops::Range<u64>> {
@@ -170,15 +175,13 @@ fn main() -> anyhow::Result<ExitCode> {
         Task::Bugs { quick, save, rated, seeds_max, events, jobs } => {
             let search = match quick {
                 true => Search::until_found(seeds_max, events),
-                false => Search { known_first: false, rated, seeds_max, events },
+                false => Search { rated, seeds_max, events },
             };
             let hunts = campaign::hunt_all(Bug::ALL, search, jobs, print_hunt);
             let found = hunts.iter().filter(|hunt| hunt.is_good()).count();
             println!("{found} of {} planted bugs found", hunts.len());
-            if quick {
-                let known = hunts.iter().filter(|hunt| hunt.is_by_known()).count();
-                println!("{known} of them by the seed of known_seeds.txt");
-            }
+            let known = hunts.iter().filter(|hunt| hunt.is_by_known()).count();
+            println!("{known} of them by the seed of known_seeds.txt");
             if let Some(file) = save {
                 fs::write(&file, KNOWN.text_with(&hunts))
                     .with_context(|| format!("write {}", file.display()))?;
@@ -202,10 +205,8 @@ fn print_hunt(hunt: &Hunt) {
         }
         Some((seed, failure)) => {
             println!(
-                "{name}: found after {} seeds, in {} of the first {}, by {failure}",
-                seed + 1,
-                hunt.hits,
-                hunt.search.rated
+                "{name}: found by seed {seed}, and by {} of the first {}, by {failure}",
+                hunt.hits, hunt.search.rated
             );
         }
         None => println!("{name}: NOT FOUND"),

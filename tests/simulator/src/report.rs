@@ -1,4 +1,4 @@
-//! The report of a long run: seeds, transitions taken, and after how many seeds each planted bug was found.
+//! The report of a long run: seeds, transitions taken, and how often each planted bug was found.
 
 use std::{env, ops::Range, path::Path, time::Instant};
 
@@ -21,7 +21,7 @@ pub(crate) fn write(out: &Path, seeds: Range<u64>, events: u64, jobs: usize) -> 
     let all = campaign::run_all(seeds.clone(), events, jobs, super::print_failure);
     let run_seconds = started.elapsed().as_secs_f64();
     let started = Instant::now();
-    let search = Search { known_first: false, rated: SEEDS_RATED, seeds_max: SEEDS_TO_FIND, events };
+    let search = Search { rated: SEEDS_RATED, seeds_max: SEEDS_TO_FIND, events };
     let hunts = campaign::hunt_all(Bug::ALL, search, jobs, super::print_hunt);
     let complete = all.coverage.never_taken().is_empty() && all.coverage.not_refused().is_empty();
     let page = json!({
@@ -46,15 +46,15 @@ pub(crate) fn write(out: &Path, seeds: Range<u64>, events: u64, jobs: usize) -> 
     Ok(all.failures.is_empty() && complete && hunts.iter().all(Hunt::is_good))
 }
 
-/// When the bug was first found, how often among the first seeds, by which invariants, and whether these are
-/// the ones that it breaks.
+/// Which seed found the bug first, how often it was found among the first seeds, by which invariants, and whether
+/// these are the ones that it breaks.
 fn bug(hunt: &Hunt) -> Value {
     let first = hunt.found.as_ref();
     json!({
         "bug": hunt.bug.name(),
         "what": hunt.bug.description(),
         "breaks": hunt.bug.breaks(),
-        "found_after_seeds": first.map(|(seed, _)| seed + 1),
+        "found_by_seed": first.map(|(seed, _)| seed),
         "by": first.map(|(_, failure)| &failure.invariant),
         "at_event": first.map(|(_, failure)| failure.event),
         "found_in_rated": hunt.hits,
