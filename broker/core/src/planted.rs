@@ -97,7 +97,7 @@ mod bugs {
         RequestIdForgotten: "a repeated request is executed again", [REPEATS, CALLS, CALLERS, STORED];
         RequestsHalved: "half as many requests are remembered as promised", [CALLERS, REPEATS];
         RequestsShort: "one request fewer is remembered than promised", [CALLERS, REPEATS];
-        MethodsMixed: "the id of a request is taken for that of a request of another method", [CALLS];
+        MethodsMixed: "the id of a request is taken for that of a request of another method", [CALLS, TIMERS];
         ReusedRequestIdServed: "a request id with other content is taken for a repetition", [CALLERS];
         ForeignProcessServed: "a call is not checked against the process of its session", [CALLERS];
         ReleasedWhileMapped: "the core releases an extent while a session maps it", [EXTENT_RELEASED, EXTENT_USE, CACHE_REUSE, MAPPERS, CACHED];
@@ -177,7 +177,7 @@ mod bugs {
         AwayCountedAsMapped: "an evicted part still counts as mapped", [RUNNING_SUMS];
         SlotReused: "the slot of an evicted part is given to another part", [SLOTS];
         WordNotCollected: "the word of a part that is gone is not collected before its slot serves another", [SLOT_USE, PIN_ANSWERS];
-        PinCallLost: "a pin call whose part was freed is not answered", [PIN_ANSWERS, PINNED, STALLS, LINE_ORDER, BOUNDS, LINK_AWAITED];
+        PinCallLost: "a pin call whose part was freed is not answered", [PIN_ANSWERS, PINNED, STALLS, LINE_ORDER, BOUNDS, LINK_AWAITED, TURNS];
         EvictedStaysAway: "an evicted part is not mapped again for a session that pins it", [PINS, SENT, LINE_ORDER];
         FenceLetsPinsIn: "a pin call that arrived after a fence is let through", [FENCES, PINS, LOADED];
         FenceIgnoresCalls: "a fence evicts a part that an earlier call waits for others with", [PINNED];
@@ -207,8 +207,8 @@ mod bugs {
         HostChargeForgotten: "no tenant is charged for a part in host memory", [LEDGER_ORACLE, LIMIT, ADMISSION];
         HostChargedToAnother: "a part in host memory is charged to another tenant", [LEDGER_ORACLE, LIMIT, ADMISSION, EXTENTS, BACKINGS];
         WaiterForgotten: "a release does not cause a scan for the waiters of its room", [LINE_ORDER];
-        PinGrantedElsewhere: "a pin call is answered although one of its parts is elsewhere", [PIN_ANSWERS, LINE_ORDER];
-        SentFromOldExtent: "a part that has moved is sent from the extent that it has left", [DEVICES, EXTENT_USE, FILES, IN_PLACE];
+        PinGrantedElsewhere: "a pin call is answered although one of its parts is elsewhere", [PIN_ANSWERS, LINE_ORDER, TURN_GRANTED];
+        SentFromOldExtent: "a part that has moved is sent from the extent that it has left", [DEVICES, EXTENT_USE, FILES, IN_PLACE, EXTENT_TENANT];
         AttachWaiterForgotten: "a session that attached a part while it was elsewhere is not sent it when it arrives", [SENT, LINE_ORDER];
         StaleBackingTakenForClean: "bytes written since a part was fetched are lost when it leaves", [CONTENT];
         EvictedBelowGuarantee: "a part within its tenant's guarantee is evicted for another tenant", [EVICTED];
@@ -249,7 +249,7 @@ mod bugs {
         LoadedSentToOwner: "the session that loads a file is sent the parts without an attach", [LOADED, EVICTED, PIN_ANSWERS];
         UnreadableKept: "an allocation that could not be loaded is not freed", [LOADED];
         FileLeaked: "the file of a freed part is never released", [EXTENTS, DRAINS];
-        DamageIgnored: "content that cannot be read as it was written, or as its file was, is taken for good", [COPIES, CONTENT, EXTENT_TENANT, PIN_ANSWERS, CACHE_REUSE, CALLS];
+        DamageIgnored: "content that cannot be read as it was written, or as its file was, is taken for good", [COPIES, CONTENT, EXTENT_TENANT, PIN_ANSWERS, CACHE_REUSE, CALLS, VISIBLE];
         ClassInverted: "a copy that a client waits for runs as one that no client waits for, and is not raised", [LINK_AWAITED];
         WriteBackNotRaised: "a write-back that delays a move for a waiter is not raised", [LINK_AWAITED];
         FetchNotRaised: "an operator's fetch is not raised when a client comes to want the part", [LINK_AWAITED];
@@ -285,7 +285,7 @@ mod bugs {
         MissedDeadlinesKept: "a prefetch request that is late goes before one of its tenant that can be in time", [PREFETCH_ORDER];
         CopiesByBegin: "parts of prefetch requests are copied in the order in which their requests began", [PREFETCH_ORDER];
         PrefetchOrderReversed: "of the tenants with prefetch requests the one whose turn is last goes first", [PREFETCH_ORDER];
-        PrefetchTriedOnce: "a prefetch request that found no room is not tried again while no other tenant has one", [PREFETCH_BEGINS];
+        PrefetchTriedOnce: "a prefetch request that found no room is not tried again while no other tenant has one", [PREFETCH_BEGINS, PREFETCH_ORDER];
         PrefetchSplit: "a prefetch request for all parts or none begins with some of them", [PREFETCH_TOLD];
         PrefetchEvictsHot: "a prefetch request evicts memory of other tenants that is in use", [PREFETCH_VICTIMS];
         PrefetchedEvicted: "a prefetch request evicts what another one brought and no session has used", [PREFETCH_VICTIMS];
@@ -307,7 +307,7 @@ mod bugs {
         SequenceKeptStreamed: "parts that a loop keeps from pass to pass leave as its other parts do", [SEQUENCE_ORDER];
         ManagedUnasked: "managed memory is charged without asking the limit or the room", [LIMIT, ADMISSION, EXTENTS];
         ManagedChargeKept: "managed memory stays charged when it was freed or its session has ended", [MANAGED, LEDGER_ORACLE];
-        ManagedCountedTwice: "resident managed memory counts as charged and as another program's", [LEDGER_ORACLE, LINE_ORDER];
+        ManagedCountedTwice: "resident managed memory counts as charged and as another program's", [LEDGER_ORACLE, LINE_ORDER, EFFORT];
         ManagedOrderUnbounded: "managed memory is ordered to the device although its tenant is beyond its limit with it", [MANAGED_ORDERS];
         ManagedOrderTakenAsDone: "managed memory counts as moved as soon as that is ordered", [MANAGED_ORDERS];
         ManagedAnswerOfNewest: "the answer to an order counts for the one that waits behind it", [MANAGED_ORDERS];
