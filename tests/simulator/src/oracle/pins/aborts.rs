@@ -66,7 +66,12 @@ impl Oracle {
         if self.facts.extents.values().any(|it| leaves(&it)) {
             return Some(format!("memory is leaving device {device}"));
         }
-        if !self.facts.pinned.iter().any(|(_, by)| *by == id) && !self.has_turn(id) {
+        // A part that the session was told to unmap, and has not yet, counts as pinned.
+        let holds_back = self.facts.sessions.get(&id).is_some_and(|session| {
+            session.mappings.values().any(|(phase, _)| matches!(phase, MapPhase::Evicting))
+        });
+        let pins = holds_back || self.facts.pinned.iter().any(|(_, by)| *by == id);
+        if !pins && !self.has_turn(id) {
             return Some("its session pins nothing, so that others would go on without it".to_owned());
         }
         // A session that is told to unmap the part pins it no longer, as far as the core knows.
