@@ -66,11 +66,15 @@ impl Oracle {
         if self.facts.extents.values().any(|it| leaves(&it)) {
             return Some(format!("memory is leaving device {device}"));
         }
-        // A part that the session was told to unmap, and has not yet, counts as pinned.
-        let holds_back = self.facts.sessions.get(&id).is_some_and(|session| {
-            session.mappings.values().any(|(phase, _)| matches!(phase, MapPhase::Evicting))
+        // A part whose fence has expired counts as pinned by each session that has not unmapped it yet.
+        let outlasts_fence = self.facts.sessions.get(&id).is_some_and(|session| {
+            session.mappings.iter().any(|(part, (phase, _))| {
+                matches!(phase, MapPhase::Evicting)
+                    && !session.unmaps.is_evicted(*part)
+                    && !self.facts.fences.contains_key(part)
+            })
         });
-        let pins = holds_back || self.facts.pinned.iter().any(|(_, by)| *by == id);
+        let pins = outlasts_fence || self.facts.pinned.iter().any(|(_, by)| *by == id);
         if !pins && !self.has_turn(id) {
             return Some("its session pins nothing, so that others would go on without it".to_owned());
         }
