@@ -137,22 +137,24 @@ def test_dropping_a_turn_stalls_no_other_thread(turns: Daemon) -> None:
         turn = full.turn()
         stop(turns.pid)
         # Another process, for the case that no thread of this one goes on.
-        waker = subprocess.Popen(["sh", "-c", f"sleep 60; kill -CONT {turns.pid}"])
+        waker = subprocess.Popen(["sh", "-c", f"sleep 60; kill -CONT {turns.pid}"], start_new_session=True)
         threads = [threading.Thread(target=run) for run in (fill, run_beside)]
         for thread in threads:
             thread.start()
-        last = -1
-        while last != sent:
-            last = sent
-            time.sleep(0.5)
+        last, unchanged = 0, 0
+        while unchanged < 5:
+            time.sleep(0.2)
+            last, unchanged = sent, unchanged + 1 if sent == last > 0 else 0
         dropping.set()
         del turn
-        assert goes_on.is_set(), "the drop waited for the daemon, and the other thread did not wait for the drop"
-        assert waker.poll() is None
-        waker.kill()
-        waker.wait()
+        was_first = goes_on.is_set()
         for thread in threads:
             thread.join()
+        woken = waker.poll() is not None
+        if not woken:
+            os.killpg(waker.pid, signal.SIGKILL)
+            waker.wait()
+        assert was_first and not woken, "the drop waited for the daemon, and the other thread did not wait for the drop"
         full.close()
 
 
