@@ -88,8 +88,8 @@ pub fn digest_all(seeds: std::ops::Range<u64>, events: u64, jobs: usize) -> Vec<
     in_parallel(&seeds.collect::<Vec<_>>(), jobs, digest)
 }
 
-/// Number of first seeds that a hunt runs even after the bug is found, unless told otherwise: how often a bug is
-/// found is as good to know as how soon.
+/// Number of first seeds that a hunt runs even after the bug is found, unless told otherwise: that it can be found
+/// says nothing of how often it is.
 pub const SEEDS_RATED: u64 = 12;
 
 /// Which seeds a hunt runs: that of [`KNOWN`] first, then those from 0.
