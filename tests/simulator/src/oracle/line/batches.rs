@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use broker_core::{Broker, PartRef, WaitView, invariants::LINE_ORDER};
+use broker_core::{Broker, Cause, MoveView, PartRef, Tier, WaitView, invariants::LINE_ORDER};
 use vramd_types::WaitId;
 
 use super::{
@@ -20,16 +20,25 @@ impl Oracle {
         line: &[WaitView],
         leavable: &[Leavable],
         passed: &BTreeSet<WaitId>,
+        broker: &Broker,
     ) {
         let mut held = BTreeSet::new();
         for wait in line.iter().filter(|wait| !passed.contains(&wait.id)) {
             let Some(needs) = self.facts.needs.get(&wait.id) else { continue };
             let leads = !needs.bytes.keys().any(|device| held.contains(device));
             held.extend(needs.bytes.keys().copied());
-            if leads && needs.call.is_some() {
+            if leads && needs.call.is_some() && !self.may_await_move(needs, broker) {
                 self.check_first_batch(wait, &needs.clone(), leavable);
             }
         }
+    }
+
+    /// Whether a part leaves one of the batch's devices. The facts do not show each such move: one that joined an
+    /// operator's revocation goes on when that has ended.
+    fn may_await_move(&self, needs: &WaiterNeeds, broker: &Broker) -> bool {
+        let leaves = |it: &MoveView| it.from == Tier::Device && it.cause != Cause::WriteBack;
+        let mut leaving = broker.moves().into_iter().filter(leaves);
+        leaving.any(|it| self.device_of_part(it.part).is_none_or(|device| needs.bytes.contains_key(&device)))
     }
 
     fn check_first_batch(&mut self, wait: &WaitView, needs: &WaiterNeeds, leavable: &[Leavable]) {

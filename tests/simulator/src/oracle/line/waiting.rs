@@ -117,7 +117,7 @@ impl Oracle {
                 )
             });
         }
-        self.check_first_batches(line, &leavable, &passed);
+        self.check_first_batches(line, &leavable, &passed, broker);
     }
 
     /// Whether so many waiters of its device stand before the part that the core need not have come to it: it

@@ -54,7 +54,7 @@ impl Oracle {
         }
     }
 
-    fn device_of_part(&self, part: PartRef) -> Option<usize> {
+    pub(crate) fn device_of_part(&self, part: PartRef) -> Option<usize> {
         self.facts.allocations.get(&part.allocation).map(|it| it.device)
     }
 
